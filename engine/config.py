@@ -1,0 +1,37 @@
+"""The engine's settings: one frozen record, read from `NORIA_ENGINE_*` and from the command line's flags.
+
+The CLI derives its options from these fields, so a field added here is an option there. Knows no gateway setting.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+DEMO_MODEL = "smollm2-135m-instruct"
+
+
+class EngineConfig(BaseSettings):
+    """Settings of one engine process. Sizes are tokens or bytes as named; `0` in a size means "choose for me"."""
+
+    model_config = SettingsConfigDict(env_prefix="NORIA_ENGINE_", frozen=True, populate_by_name=True)
+
+    model: str = Field(DEMO_MODEL, description="Alias, local folder (safetensors), GGUF file, or hub id")
+    served_model_name: str = Field("", description="Name in the API; default: the alias, or the file's own name")
+    redis_url: str = Field("redis://127.0.0.1:6379/0", validation_alias="NORIA_REDIS_URL", description="The store")
+    policy: Literal["static", "orca", "paged"] = Field("paged", description="Scheduling policy")
+    max_batch_size: int = Field(64, ge=1, le=4096, description="Requests in one iteration at most")
+    max_batch_tokens: int = Field(512, ge=16, le=1_048_576, description="Token budget of one iteration")
+    max_model_len: int = Field(0, ge=0, description="Prompt plus output in tokens at most; 0: the model's own length")
+    kv_memory: str = Field("auto", description="Bytes for the KV cache, e.g. 512MiB; auto: a quarter of what is free, 2GiB at most")
+    block_size: int = Field(16, ge=1, le=256, description="Tokens in one KV block")
+    prefix_cache: bool = Field(True, description="Reuse the KV blocks of equal prompt prefixes of one tenant")
+    threads: int = Field(0, ge=0, le=1024, description="Compute threads; 0: one per core")
+    lease_seconds: float = Field(5.0, gt=0.5, le=600, description="An engine silent for this long is taken for dead")
+    progress_fd: int = Field(
+        -1, validation_alias="NORIA_PROGRESS_FD", description="Descriptor for load progress as JSON lines; -1: log it"
+    )
+    log_format: Literal["auto", "text", "json"] = Field("auto", description="auto: text on a terminal, else JSON")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe line to log")

@@ -1,0 +1,217 @@
+"""The loop: claim, select, submit, collect, complete, publish; once per iteration, for ever.
+
+Joins scheduler, executor and broker, and keeps a fault to the request that it belongs to. Knows no HTTP, no tenants'
+rights, no tensors.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict, deque
+
+import structlog
+
+from noria.engine.execution.executor import LocalExecutor
+from noria.engine.execution.step import RowOutput, StepInput
+from noria.engine.live import LiveRequest
+from noria.engine.scheduling.batch import Batch, Progress
+from noria.engine.scheduling.scheduler import CannotEverFit, Scheduler
+from noria.engine.statistics import Statistics
+from noria.engine.wire.broker import BrokerUnavailable, EngineBroker
+from noria.engine.wire.messages import Claimed, FinishReason, ModelCard, TokenFrame, TokenLogprob
+
+log = structlog.get_logger("noria.engine")
+
+IDLE_WAIT = 1.0  # seconds on the bell before the lease is renewed anyway
+BUFFER_SECONDS = 5.0  # how long iterations go on while the store is away and their frames pile up here
+OUTAGE_PAUSE = 0.2  # seconds between attempts to reach a store that is away
+
+
+class Engine:
+    """One model behind one queue. `step` is one turn of the wheel; `run` turns it until `stop` is set."""
+
+    def __init__(self, scheduler: Scheduler, executor: LocalExecutor, broker: EngineBroker, card: ModelCard) -> None:
+        self._scheduler = scheduler
+        self._executor = executor
+        self._broker = broker
+        self._card = card
+        self._live: dict[str, LiveRequest] = {}
+        self._batches: deque[Batch] = deque()
+        self._outbox: dict[str, list[TokenFrame]] = defaultdict(list)  # by gateway, until the store has them
+        self._away_since: float | None = None  # monotonic time since the store stopped answering
+        self.statistics = Statistics(scheduler)
+        self.last_turn = time.monotonic()  # the heartbeat stops when this grows old
+
+    def run(self, stop: threading.Event) -> None:
+        """Turn until `stop`. What is still running then is handed back by the broker's `close`."""
+        while not stop.is_set():
+            self.step()
+        while self._batches:
+            self._collect()
+
+    def step(self) -> None:
+        """Exchange with the queue, put batches out while the pipeline has room, fold the oldest one back."""
+        self._exchange()
+        while self._may_compute() and self._executor.in_flight < self._executor.depth:
+            batch = self._scheduler.select()
+            if batch is None:
+                break
+            self._submit(batch)
+        if self._batches:
+            self._collect()
+        self.last_turn = time.monotonic()
+
+    # --- the queue ------------------------------------------------------------------------------------------------
+
+    def _exchange(self) -> None:
+        """Publish what the last iteration gave and claim what the next one can take: one round trip."""
+        room = self._scheduler.room()
+        frames, self._outbox = self._outbox, defaultdict(list)  # the broker keeps what it could not send
+        try:
+            if not self._live and not frames and self._away_since is None:
+                self._scheduler.check()
+                self._broker.wait(IDLE_WAIT)
+            result = self._broker.exchange(
+                frames,
+                self.statistics.due(),
+                max_requests=room.requests if self._away_since is None else 0,
+                max_blocks=room.blocks,
+            )
+        except BrokerUnavailable as error:
+            self._note_outage(error)
+            return
+        if self._away_since is not None:
+            log.info("the store answers again", away_seconds=round(time.monotonic() - self._away_since, 1))
+            self._away_since = None
+        if result.lease_lost:
+            log.warning("the lease was lost; everything held is given up", requests=len(result.fenced))
+        # In this order: a fenced request may come back as a claim, and a claim may already be cancelled.
+        self._drop(result.fenced)
+        for claimed in result.claimed:
+            self._take_up(claimed)
+        for request_id in result.cancelled:
+            self._end(request_id, FinishReason.CANCELLED)
+        for request_id in self._of_gateways(result.gone_gateways):
+            self._end(request_id, FinishReason.CANCELLED)
+        self._end_expired()
+
+    def _note_outage(self, error: BrokerUnavailable) -> None:
+        if self._away_since is None:
+            self._away_since = time.monotonic()
+            log.warning("the store is away", error=str(error))
+        if not self._may_compute() or not self._live:
+            time.sleep(OUTAGE_PAUSE)
+
+    def _may_compute(self) -> bool:
+        return self._away_since is None or time.monotonic() - self._away_since < BUFFER_SECONDS
+
+    def _take_up(self, claimed: Claimed) -> None:
+        """Add a claimed request to the scheduler, or end it at once with the reason why not."""
+        request = claimed.request
+        try:
+            live = LiveRequest.start(claimed, self._card)
+            self._scheduler.add(live.scheduled)
+        except CannotEverFit as error:
+            self._refuse(claimed, str(error))
+        except Exception as error:
+            log.exception("a claimed request is not valid", request=request.id)
+            self._refuse(claimed, f"invalid request: {error}")
+        else:
+            self._live[request.id] = live
+
+    def _refuse(self, claimed: Claimed, error: str) -> None:
+        request = claimed.request
+        seq = sum(len(frame.token_ids) for frame in claimed.delivered)
+        frame = TokenFrame(request.id, claimed.epoch, seq, [], finish=FinishReason.ERROR, error=error)
+        self._outbox[request.gateway].append(frame)
+        self.statistics.count_end(FinishReason.ERROR)
+
+    def _end(self, request_id: str, reason: FinishReason, error: str | None = None) -> None:
+        """End a request from outside; one in flight ends when its iteration is folded back."""
+        progress = self._scheduler.cancel(request_id, reason)
+        if progress is not None:
+            self._publish(progress, None, error)
+
+    def _of_gateways(self, gateways: list[str]) -> list[str]:
+        if not gateways:
+            return []
+        return [i for i, live in self._live.items() if live.claimed.request.gateway in gateways]
+
+    def _end_expired(self) -> None:
+        now = time.time() * 1000
+        for request_id, live in list(self._live.items()):
+            deadline = live.claimed.request.deadline_ms
+            if deadline is not None and deadline < now:
+                self._end(request_id, FinishReason.EXPIRED)
+
+    def _drop(self, request_ids: list[str]) -> None:
+        """Forget requests that are no longer ours: no frame of ours may reach anybody."""
+        for request_id in request_ids:
+            live = self._live.pop(request_id, None)
+            if live is not None:
+                self._scheduler.cancel(request_id)
+
+    # --- the iteration --------------------------------------------------------------------------------------------
+
+    def _submit(self, batch: Batch) -> None:
+        self._batches.append(batch)
+        self._executor.submit(self._step_input(batch))
+
+    def _step_input(self, batch: Batch) -> StepInput:
+        rows = [self._live[row.request.id].row(row, self._card) for row in batch.rows]
+        return StepInput(rows, batch.num_decode_rows)
+
+    def _collect(self) -> None:
+        batch = self._batches.popleft()
+        started = time.monotonic()
+        try:
+            outputs = self._executor.collect()
+        except Exception as error:
+            log.error("an iteration failed; its requests are run one by one", error=repr(error), rows=len(batch.rows))
+            self._isolate(batch)
+            return
+        self._fold(batch, outputs)
+        self.statistics.count_step(batch, time.monotonic() - started)
+
+    def _isolate(self, batch: Batch) -> None:
+        """Repeat a failed iteration row by row, so that only the request at fault ends with an error."""
+        self._scheduler.abandon(batch)
+        for row in batch.rows:
+            if row.request.finish is not None and not row.is_padding:
+                continue
+            single = self._scheduler.only(row)
+            try:
+                outputs = self._executor.run(self._step_input(single))
+            except Exception as error:
+                log.error("a request failed", request=row.request.id, error=repr(error), exc_info=True)
+                self._scheduler.abandon(single)
+                self._end(row.request.id, FinishReason.ERROR, "the model could not compute this request")
+            else:
+                self._fold(single, outputs)
+
+    def _fold(self, batch: Batch, outputs: list[RowOutput]) -> None:
+        """Give an iteration's results to the scheduler and its news to the outbox."""
+        errors: dict[str, str] = {}
+        logprobs: dict[str, list[TokenLogprob] | None] = {}
+        for row, output in zip(batch.rows, outputs, strict=True):
+            live = self._live.get(row.request.id)
+            if live is not None:
+                live.note_prompt(row, output)
+            if output.error is not None:
+                errors[row.request.id] = output.error
+                self._scheduler.cancel(row.request.id, FinishReason.ERROR)
+            logprobs[row.request.id] = output.logprobs
+        for progress in self._scheduler.complete(batch, [output.token_ids for output in outputs]):
+            request_id = progress.request.id
+            self._publish(progress, logprobs.get(request_id), errors.get(request_id))
+
+    def _publish(self, progress: Progress, logprobs: list[TokenLogprob] | None, error: str | None) -> None:
+        live = self._live.get(progress.request.id)
+        if live is None:  # dropped: another engine has it, or its gateway is gone
+            return
+        self._outbox[live.claimed.request.gateway].append(live.frame(progress, logprobs, error))
+        self.statistics.count_tokens(progress)
+        if progress.finish is not None:
+            del self._live[progress.request.id]
+            self.statistics.count_end(FinishReason(progress.finish))

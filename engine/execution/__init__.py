@@ -1,0 +1,1 @@
+"""Runs the scheduler's batches on tensors. Knows nothing of policy or transport."""

@@ -1,0 +1,128 @@
+"""Chooses the next token of every sampling row in one pass over the batch.
+
+A row's choice depends on its own logits, settings and noise alone. Knows no requests and no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from noria.engine.execution.noise import uniform
+from noria.engine.execution.step import RowOutput, Sampling
+from noria.engine.wire.messages import SamplingParams, TokenLogprob
+
+CANDIDATES = 256
+"""Largest probabilities looked at before a whole row is sorted: top-p rarely needs more of them."""
+
+
+def sample(logits: Tensor, rows: Sequence[Sampling]) -> list[RowOutput]:
+    """Choose a token for each row of `logits` [R, V] float32, which is overwritten.
+
+    Order as in vLLM and transformers: repetition, frequency and presence penalties, logit bias, banned tokens, then
+    greedy where the temperature is 0, else temperature, min-p, top-k, top-p and one draw. A row whose logits are not
+    numbers gives an output with `error` and disturbs no other.
+    """
+    if not rows:
+        return []
+    broken = torch.isnan(logits).any(dim=1).tolist()
+    raw = {i: logprobs(logits[i]) for i, row in enumerate(rows) if row.params.logprobs is not None and not broken[i]}
+    for i, row in enumerate(rows):
+        _adjust(logits[i], row)
+    chosen = torch.argmax(logits, dim=1).tolist()
+    drawn = [i for i, row in enumerate(rows) if row.params.temperature > 0 and not broken[i]]
+    if drawn:
+        picks = _draw(logits[drawn], [rows[i] for i in drawn])
+        for i, token in zip(drawn, picks, strict=True):
+            chosen[i] = token
+    return [
+        RowOutput(error="the model's logits are not finite")
+        if broken[i]
+        else RowOutput((chosen[i],), [token_logprob(raw[i], chosen[i], row.params.logprobs or 0)] if i in raw else None)
+        for i, row in enumerate(rows)
+    ]
+
+
+def logprobs(logits: Tensor) -> Tensor:
+    """Log-probabilities [..., V] under the model's own distribution: before bias, penalties and temperature, as
+    OpenAI and vLLM report them."""
+    return torch.log_softmax(logits.float(), dim=-1)
+
+
+def token_logprob(row: Tensor, token: int, alternatives: int) -> TokenLogprob:
+    """The entry of `token` in a row of log-probabilities [V], with its best alternatives."""
+    top: list[tuple[int, float]] = []
+    if alternatives:
+        values, ids = torch.topk(row, min(alternatives, row.shape[0]))
+        top = list(zip(ids.tolist(), values.tolist(), strict=True))
+    return TokenLogprob(token, float(row[token]), top)
+
+
+def _adjust(logits: Tensor, row: Sampling) -> None:
+    """Apply penalties, bias and bans to one row [V] in place; free for rows that have none."""
+    params = row.params
+    if row.history is not None:
+        num_prompt, tokens = row.history
+        if params.repetition_penalty != 1.0:
+            seen = torch.tensor(sorted(set(tokens)), dtype=torch.int64)
+            values = logits[seen]
+            penalty = params.repetition_penalty
+            logits[seen] = torch.where(values > 0, values / penalty, values * penalty)
+        if (params.frequency_penalty or params.presence_penalty) and len(tokens) > num_prompt:
+            ids, counts = torch.unique(torch.tensor(tokens[num_prompt:], dtype=torch.int64), return_counts=True)
+            logits[ids] -= params.frequency_penalty * counts + params.presence_penalty
+    if params.logit_bias:
+        ids = torch.tensor(list(params.logit_bias), dtype=torch.int64)
+        logits[ids] += torch.tensor(list(params.logit_bias.values()), dtype=torch.float32)
+    if row.banned:
+        logits[list(row.banned)] = -torch.inf
+
+
+def _draw(logits: Tensor, rows: Sequence[Sampling]) -> list[int]:
+    """One draw per row of `logits` [R, V] by inverting the distribution function over the vocabulary in id order.
+
+    Id order and not order of probability: two nearly equal probabilities may change places when a batch mate changes
+    the rounding of a matrix product, and then a sorted row would give another token for the same noise.
+    """
+    temperature = torch.tensor([row.params.temperature for row in rows], dtype=torch.float32)
+    # The maximum is taken out before the division, so that a tiny temperature cannot overflow.
+    logits = (logits - logits.amax(dim=1, keepdim=True)) / temperature[:, None]
+    probabilities = torch.softmax(logits, dim=1)
+    filtered = [i for i, row in enumerate(rows) if _has_filter(row.params)]
+    if filtered:
+        floor = _floors(probabilities[filtered], [rows[i].params for i in filtered])
+        kept = probabilities[filtered]
+        probabilities[filtered] = torch.where(kept >= floor[:, None], kept, 0.0)
+    cumulative = torch.cumsum(probabilities, dim=1, dtype=torch.float64)
+    noise = torch.tensor([uniform(row.params.seed, row.position) for row in rows], dtype=torch.float64)
+    picks = torch.searchsorted(cumulative, (noise * cumulative[:, -1])[:, None], right=True)[:, 0]
+    return [int(pick) for pick in picks.clamp_(max=logits.shape[1] - 1).tolist()]
+
+
+def _has_filter(params: SamplingParams) -> bool:
+    return params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
+
+
+def _floors(probabilities: Tensor, rows: Sequence[SamplingParams]) -> Tensor:
+    """The smallest probability [R] that each row's filters keep: min-p, then top-k, then top-p of what is left.
+    Equal probabilities at the border are kept or dropped together."""
+    vocab = probabilities.shape[1]
+    width = min(vocab, max([CANDIDATES, *(row.top_k for row in rows)]))
+    best = torch.topk(probabilities, width, dim=1).values
+    return torch.stack([_floor(p, b, row) for p, b, row in zip(probabilities, best, rows, strict=True)])
+
+
+def _floor(probabilities: Tensor, best: Tensor, params: SamplingParams) -> Tensor:
+    """The floor of one row: `probabilities` [V], `best` [K] its largest ones, best first."""
+    floor = best[0] * params.min_p
+    if params.top_k > 0:
+        floor = torch.maximum(floor, best[min(params.top_k, best.shape[0]) - 1])
+    if params.top_p >= 1.0:
+        return floor
+    mass = torch.where(probabilities >= floor, probabilities, 0.0).sum(dtype=torch.float64) * params.top_p
+    if best.sum(dtype=torch.float64) < mass:
+        best = torch.sort(probabilities, descending=True).values
+    reached = torch.searchsorted(torch.cumsum(best, dim=0, dtype=torch.float64), mass)
+    return torch.maximum(floor, best[min(int(reached), best.shape[0] - 1)])

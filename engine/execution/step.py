@@ -1,0 +1,54 @@
+"""The control message of one iteration and its answer: integers and sampling settings, no tensors.
+
+What every rank needs to compute a batch travels here; workers keep no state of requests. Knows no policy.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from noria.engine.wire.messages import SamplingParams, TokenLogprob
+
+
+class Sampling(msgspec.Struct, frozen=True):
+    """How one row chooses its next token.
+
+    `position` is the index that the token will have in the request; together with the seed it keys the noise.
+    `history` is (prompt length, all tokens) where a penalty needs it, else None. `banned` are ids that must not come
+    now: the stop tokens, until `min_tokens` is reached or for ever under `ignore_eos`.
+    """
+
+    params: SamplingParams
+    position: int
+    history: tuple[int, list[int]] | None = None
+    banned: tuple[int, ...] = ()
+
+
+class RowInput(msgspec.Struct, frozen=True):
+    """New tokens of one request: `token_ids` stand at positions `start`, `start + 1`, …
+
+    `prompt_targets` are the tokens that the row's positions should have predicted, for prompt log-probabilities.
+    """
+
+    token_ids: list[int]
+    start: int
+    blocks: list[int]
+    sampling: Sampling | None  # None: the row does not reach the end of what is known
+    prompt_targets: list[int] | None = None
+    prompt_alternatives: int = 0
+
+
+class StepInput(msgspec.Struct, frozen=True):
+    """Rows of one iteration, `decode_rows` decode rows first."""
+
+    rows: list[RowInput]
+    decode_rows: int
+
+
+class RowOutput(msgspec.Struct, frozen=True):
+    """What one row gave. `error` names a fault of this row alone; its other fields are then empty."""
+
+    token_ids: tuple[int, ...] = ()
+    logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob] | None = None
+    error: str | None = None

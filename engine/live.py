@@ -1,0 +1,109 @@
+"""A claimed request while this engine works on it: what the wire needs beside what the scheduler knows.
+
+Builds rows for execution and frames for the broker from one and the same record. Knows no tensors and no Redis.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from noria.engine.execution.step import RowInput, RowOutput, Sampling
+from noria.engine.scheduling.batch import BatchRow, Progress
+from noria.engine.scheduling.request import Request
+from noria.engine.wire.messages import (
+    CLASSES,
+    Claimed,
+    FinishReason,
+    ModelCard,
+    TokenFrame,
+    TokenLogprob,
+    Usage,
+)
+
+
+@dataclass(slots=True)
+class LiveRequest:
+    """`seq` counts the output tokens already in frames, this engine's and earlier ones'."""
+
+    claimed: Claimed
+    scheduled: Request
+    seq: int
+    prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
+
+    @staticmethod
+    def start(claimed: Claimed, card: ModelCard) -> LiveRequest:
+        """Take a claim up where earlier engines left it."""
+        request, params = claimed.request, claimed.request.sampling
+        delivered = [token for frame in claimed.delivered for token in frame.token_ids]
+        stops = set(params.stop_token_ids)
+        if not params.ignore_eos:
+            stops.update(card.eos_token_ids)
+        scheduled = Request(
+            id=request.id,
+            tokens=[*request.prompt, *delivered],
+            num_prompt=len(request.prompt),
+            max_tokens=params.max_tokens,
+            class_rank=CLASSES.index(request.service_class),
+            stop_ids=frozenset(stops),
+            min_tokens=params.min_tokens,
+            salt=(request.cache_salt or request.tenant).encode(),
+            reuse_prefix=params.prompt_logprobs is None,
+        )
+        return LiveRequest(claimed, scheduled, seq=len(delivered))
+
+    def row(self, row: BatchRow, card: ModelCard) -> RowInput:
+        """The control message's row for `row`."""
+        request, params = self.scheduled, self.claimed.request.sampling
+        end = row.start + row.num_tokens
+        targets = None
+        if params.prompt_logprobs is not None and self.seq == 0 and not row.is_padding:
+            targets = request.tokens[row.start + 1 : min(end + 1, request.num_prompt)]
+        return RowInput(
+            token_ids=request.tokens[row.start : end],
+            start=row.start,
+            blocks=request.blocks,
+            sampling=self._sampling(card) if row.samples else None,
+            prompt_targets=targets,
+            prompt_alternatives=params.prompt_logprobs or 0,
+        )
+
+    def _sampling(self, card: ModelCard) -> Sampling:
+        request, params = self.scheduled, self.claimed.request.sampling
+        penalised = params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0
+        banned: tuple[int, ...] = ()
+        if request.num_output < request.min_tokens:
+            banned = tuple(request.stop_ids)
+        elif params.ignore_eos:
+            banned = card.eos_token_ids
+        return Sampling(
+            params=params,
+            position=request.num_tokens,
+            history=(request.num_prompt, request.tokens) if penalised else None,
+            banned=banned,
+        )
+
+    def note_prompt(self, row: BatchRow, output: RowOutput) -> None:
+        """Keep the prompt log-probabilities of a chunk until the first frame; a prompt read again starts afresh."""
+        if output.prompt_logprobs is None:
+            return
+        if row.start == 0:
+            self.prompt_logprobs = [None]
+        self.prompt_logprobs.extend(output.prompt_logprobs)
+
+    def frame(self, progress: Progress, logprobs: list[TokenLogprob] | None, error: str | None = None) -> TokenFrame:
+        """The frame that tells the gateway of `progress`."""
+        request = self.scheduled
+        first = self.seq == 0
+        frame = TokenFrame(
+            request_id=request.id,
+            epoch=self.claimed.epoch,
+            seq=self.seq,
+            token_ids=list(progress.new_tokens),
+            logprobs=logprobs if progress.new_tokens else None,
+            finish=FinishReason(progress.finish) if progress.finish else None,
+            usage=Usage(request.num_prompt, request.num_output, request.num_cached) if progress.finish else None,
+            error=error,
+            prompt_logprobs=(self.prompt_logprobs or None) if first else None,
+        )
+        self.seq += len(progress.new_tokens)
+        return frame

@@ -1,0 +1,1 @@
+"""Model architectures and the loaders of their weights. Knows nothing of scheduling."""

@@ -1,0 +1,64 @@
+"""Generation without a queue: the same scheduler, executor and rows as in serving, driven by a plain loop.
+
+For benchmarks, tests and scripts. Knows no store and no network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from noria.engine.assembly import assemble, plan
+from noria.engine.config import EngineConfig
+from noria.engine.execution.step import StepInput
+from noria.engine.live import LiveRequest
+from noria.engine.wire.messages import Claimed, GenerationRequest, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """The tokens of one request and why it ended ("stop" or "length")."""
+
+    token_ids: list[int]
+    finish: str
+
+
+class OfflineEngine:
+    """A model in this process. Raises what `assembly.plan` raises."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        assembly = assemble(plan(config))
+        self.card = assembly.card
+        self.tokenizer_files = assembly.tokenizer_files
+        self._scheduler = assembly.scheduler
+        self._executor = assembly.executor
+
+    def generate(
+        self, prompts: Sequence[list[int]], params: SamplingParams | Sequence[SamplingParams]
+    ) -> list[Generated]:
+        """Run all prompts together, as one server would; results in the order of the prompts.
+
+        `params` is one for all or one for each. Raises CannotEverFit for a request that is too large, RuntimeError for
+        one that the model cannot compute.
+        """
+        each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
+        live: dict[str, LiveRequest] = {}
+        for index, (prompt, sampling) in enumerate(zip(prompts, each, strict=True)):
+            request = GenerationRequest(str(index), self.card.id, prompt, sampling, gateway="")
+            live[request.id] = LiveRequest.start(Claimed(request, 1, []), self.card)
+            self._scheduler.add(live[request.id].scheduled)
+        while len(self._scheduler):
+            batch = self._scheduler.select()
+            if batch is None:
+                raise RuntimeError("the scheduler stands still with requests alive")
+            rows = [live[row.request.id].row(row, self.card) for row in batch.rows]
+            outputs = self._executor.run(StepInput(rows, batch.num_decode_rows))
+            if failed := [output.error for output in outputs if output.error]:
+                raise RuntimeError(failed[0])
+            self._scheduler.complete(batch, [output.token_ids for output in outputs])
+        self._scheduler.check()
+        done = [live[str(index)].scheduled for index in range(len(prompts))]
+        return [Generated(r.tokens[r.num_prompt :], r.finish or "") for r in done]
+
+    def close(self) -> None:
+        self._executor.close()

@@ -1,0 +1,81 @@
+"""One request as the scheduler sees it: token ids, counts and blocks.
+
+Knows no text, no clock and no reason for its class; it has no phase, only numbers of tokens known and computed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A prompt that grows by what is sampled for it.
+
+    `tokens` holds the prompt and every token sampled so far. A request that resumes (on another engine, or after
+    preemption) simply has more tokens known than computed: there is no other state to restore.
+    """
+
+    id: str
+    tokens: list[int]
+    num_prompt: int
+    max_tokens: int  # output tokens at most; 0: compute the prompt and end
+    class_rank: int = 1  # index in `CLASSES`; lower is more urgent
+    stop_ids: frozenset[int] = frozenset()  # end-of-sequence and stop tokens
+    min_tokens: int = 0
+    salt: bytes = b""  # separates tenants in the prefix cache
+    reuse_prefix: bool = True  # False where every prompt position must be computed (prompt log-probabilities)
+
+    arrival: int = 0  # set by the scheduler; order within a class
+    num_computed: int = 0  # tokens whose keys and values are in the cache
+    num_cached: int = 0  # prompt tokens taken from the prefix cache at the first admission
+    blocks: list[int] = field(default_factory=list)
+    block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks, as far as hashed
+    num_registered: int = 0  # leading blocks already offered to the prefix cache
+    in_flight: bool = False  # between select() and complete(): Orca's RUNNING
+    cancelled: str | None = None  # the reason, when asked to end while in flight
+    finish: str | None = None  # "stop" | "length" | "cancelled" | "expired" | "error", set once
+    num_preemptions: int = 0
+    num_iterations: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def num_total(self) -> int:
+        """Tokens at the end at most: what a reservation is made for."""
+        return self.num_prompt + self.max_tokens
+
+    @property
+    def wants_more(self) -> bool:
+        return len(self.tokens) < self.num_prompt + self.max_tokens
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens known but not yet computed: more than one while the prompt is read, one while decoding."""
+        return len(self.tokens) - self.num_computed
+
+    @property
+    def is_decoding(self) -> bool:
+        """True when the only pending token is one that was sampled. The last chunk of a prompt is prefill even when
+        it is a single token, so that chunking never changes which kernel computes a position."""
+        return len(self.tokens) - self.num_computed == 1 and len(self.tokens) > self.num_prompt
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """First come first served within a class, urgent classes first."""
+        return (self.class_rank, self.arrival)
+
+    def finish_after(self, token: int, max_model_len: int) -> str | None:
+        """Why the request ends with `token` as its newest one, or None."""
+        num_output = len(self.tokens) - self.num_prompt
+        if token in self.stop_ids and num_output > self.min_tokens:
+            return "stop"
+        if num_output >= self.max_tokens or len(self.tokens) >= max_model_len:
+            return "length"
+        return None

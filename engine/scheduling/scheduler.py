@@ -1,0 +1,294 @@
+"""Chooses, before every iteration, which requests step and with how many tokens: iteration-level scheduling.
+
+Pure: the same calls give the same plans. Knows no tensors, no transport, no clock.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+
+from noria.engine.scheduling.batch import Batch, BatchRow, Progress
+from noria.engine.scheduling.kv_blocks import KVBlocks
+from noria.engine.scheduling.policy import Policy
+from noria.engine.scheduling.request import Request
+
+WATERMARK = 0.01  # share of the pool that admission leaves free under `paged`, for the running requests to grow into
+
+_order = attrgetter("order")
+
+
+class CannotEverFit(ValueError):
+    """The request needs more KV blocks, or a longer context, than this engine has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What may be claimed from the queue now."""
+
+    requests: int
+    blocks: int
+
+
+class Scheduler:
+    """`waiting` and `running` (admitted) requests, each in order of (class, arrival).
+
+    The engine calls `add` and `cancel` between iterations, `select` for the next plan and `complete` with what the
+    plan's rows sampled. With pipeline stages one plan per stage is out at once; a request is in one of them at most,
+    and plans complete in the order of their selection.
+
+    `max_batch_tokens` bounds the tokens of an iteration where the policy cuts prompts; one that reads prompts whole
+    goes past it. The first running request always steps, and whoever stands first always fits an empty pool, so
+    `select` gives a plan whenever a request is here and none is in flight.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        kv: KVBlocks,
+        *,
+        max_batch_size: int,
+        max_batch_tokens: int,
+        max_model_len: int,
+        num_stages: int = 1,
+    ) -> None:
+        self.policy = policy
+        self.kv = kv
+        self.max_batch_size = min(max_batch_size, max_batch_tokens)  # every row has a token
+        self.max_batch_tokens = max_batch_tokens
+        self.max_model_len = max_model_len
+        self.max_running = self.max_batch_size * (1 if policy.closed_batches else num_stages)
+        self.waiting: list[Request] = []
+        self.running: list[Request] = []
+        self.num_preemptions = 0
+        self._by_id: dict[str, Request] = {}
+        self._num_arrivals = 0
+        self._watermark = max(1, int(kv.num_blocks * WATERMARK))
+
+    # --- requests in and out -------------------------------------------------------------------------------------
+
+    def add(self, request: Request) -> None:
+        """Queue `request`. Raises CannotEverFit when no empty engine of this size could run it, ValueError when it
+        makes no sense."""
+        if not 0 < request.num_prompt <= request.num_tokens <= request.num_total:
+            raise ValueError(f"request {request.id} has no prompt, or more output than it asked for")
+        total = request.num_total
+        if total > self.max_model_len:
+            raise CannotEverFit(f"{total} tokens asked for, the context holds {self.max_model_len}")
+        if self.kv.blocks_for(total) > self.kv.num_blocks:
+            size = self.kv.num_blocks * self.kv.block_size
+            raise CannotEverFit(f"{total} tokens asked for, the KV memory holds {size}")
+        if request.id in self._by_id:
+            raise ValueError(f"request {request.id} is already here")
+        request.arrival = self._num_arrivals
+        self._num_arrivals += 1
+        self._by_id[request.id] = request
+        insort(self.waiting, request, key=_order)
+
+    def cancel(self, request_id: str, reason: str = "cancelled") -> Progress | None:
+        """End a request. One that is in flight ends at `complete`, which then reports it; others end here."""
+        request = self._by_id.get(request_id)
+        if request is None or request.finish is not None:
+            return None
+        request.cancelled = reason
+        if request.in_flight:
+            return None
+        return self._end(request, (), reason)
+
+    def get(self, request_id: str) -> Request | None:
+        return self._by_id.get(request_id)
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def room(self) -> Room:
+        """How much the engine may claim so that everything claimed starts at the next iteration."""
+        if self.waiting or (self.policy.closed_batches and self.running):
+            return Room(0, 0)
+        blocks = self.kv.num_free
+        if self.running and not self.policy.reserve_output:
+            # What the running prompts still need is spoken for.
+            blocks -= self._watermark + sum(self.kv.missing(r, r.num_tokens) for r in self.running)
+        requests = self.max_running - len(self.running)
+        return Room(requests, blocks) if requests > 0 and blocks > 0 else Room(0, 0)
+
+    def check(self) -> None:
+        """Recount blocks and lists; raises AssertionError where they disagree."""
+        alive = self.running + self.waiting
+        self.kv.check(alive)
+        if sorted(r.id for r in alive) != sorted(self._by_id):
+            raise AssertionError("a request is lost or in two lists")
+        if any(sorted(requests, key=_order) != requests for requests in (self.running, self.waiting)):
+            raise AssertionError("requests are out of order")
+        if any(r.blocks or r.in_flight for r in self.waiting):
+            raise AssertionError("a waiting request holds blocks or is in flight")
+
+    # --- one iteration --------------------------------------------------------------------------------------------
+
+    def select(self) -> Batch | None:
+        """The next iteration's rows, or None when nothing can step now."""
+        decodes: list[BatchRow] = []
+        prefills: list[BatchRow] = []
+        reading = self._select_decodes(decodes)
+        budget = self.max_batch_tokens - len(decodes)
+        starved = self._select_prefills(prefills, reading, len(decodes), budget)
+        if not starved:
+            self._admit(prefills, len(decodes), budget - sum(row.num_tokens for row in prefills))
+        rows = decodes + prefills
+        for row in rows:
+            row.request.in_flight = True
+            row.request.num_iterations += not row.is_padding
+        return Batch(tuple(rows)) if rows else None
+
+    def complete(self, batch: Batch, sampled: Sequence[Sequence[int]]) -> list[Progress]:
+        """Fold an iteration's results back. `sampled[i]` are the tokens chosen for row i, none where it does not
+        sample. Finished requests leave here, and their blocks are free for the next `select`."""
+        progress: list[Progress] = []
+        for row, tokens in zip(batch.rows, sampled, strict=True):
+            request = row.request
+            request.in_flight = False
+            if row.is_padding:
+                continue
+            request.num_computed = row.start + row.num_tokens
+            self.kv.register(request)
+            if request.cancelled is not None:
+                progress.append(self._end(request, (), request.cancelled))
+            elif row.samples:
+                progress.append(self._advance(request, tokens))
+            elif not request.num_pending:  # nothing to compute and nothing to sample: it asked for no (more) tokens
+                progress.append(self._end(request, (), "length"))
+        if self.policy.closed_batches and all(request.finish is not None for request in self.running):
+            for request in list(self.running):
+                self._leave(request)
+                progress.append(Progress(request, (), request.finish))
+        return progress
+
+    def abandon(self, batch: Batch) -> None:
+        """Take back a plan that failed in execution; its requests are as they were before `select`, since keys and
+        values are written again at the same places."""
+        for row in batch.rows:
+            row.request.in_flight = False
+            row.request.num_iterations -= not row.is_padding
+
+    def only(self, row: BatchRow) -> Batch:
+        """A plan of one row of an abandoned plan, to find out which request the fault belongs to."""
+        row.request.in_flight = True
+        row.request.num_iterations += not row.is_padding
+        return Batch((row,))
+
+    # --- selection ------------------------------------------------------------------------------------------------
+
+    def _select_decodes(self, rows: list[BatchRow]) -> list[Request]:
+        """Append a row for everyone who decodes; returns those who still read their prompts."""
+        reading: list[Request] = []
+        for request in list(self.running):
+            if len(rows) == self.max_batch_size:
+                break
+            if request.in_flight or not request.blocks:  # no blocks: preempted just now for an earlier one
+                continue
+            if request.finish is not None:
+                rows.append(BatchRow(request, request.num_tokens - 1, 1, True, samples=False, is_padding=True))
+            elif not request.is_decoding:
+                reading.append(request)
+            elif self._grow(request):
+                rows.append(BatchRow(request, request.num_computed, 1, True, samples=request.wants_more))
+        return reading
+
+    def _select_prefills(self, rows: list[BatchRow], reading: list[Request], num_decodes: int, budget: int) -> bool:
+        """Go on with the prompts of admitted requests. True when one of them had to wait, so that nobody may overtake
+        it by being admitted."""
+        for request in reading:
+            if num_decodes + len(rows) == self.max_batch_size:
+                return True
+            chunk = self._append_chunk(request, rows, budget)
+            if chunk == 0:
+                return True
+            budget -= chunk
+        return False
+
+    def _admit(self, rows: list[BatchRow], num_decodes: int, budget: int) -> None:
+        if self.policy.closed_batches and self.running:
+            return
+        margin = self._watermark if self.running and not self.policy.reserve_output else 0
+        while self.waiting and num_decodes + len(rows) < self.max_batch_size and len(self.running) < self.max_running:
+            request = self.waiting[0]
+            if (budget <= 0 and not self.policy.whole_prompts) or not self._allocate(request, margin):
+                return
+            del self.waiting[0]
+            insort(self.running, request, key=_order)
+            budget -= self._append_chunk(request, rows, budget)
+
+    def _allocate(self, request: Request, margin: int) -> bool:
+        """Give a waiting request its first blocks where `margin` others stay free, or leave it as it is and say no."""
+        if self.policy.reserve_output:
+            prefix, wanted = [], request.num_total
+        else:
+            # Room for one more token than is known: else the first decode might preempt what was just admitted.
+            prefix, wanted = self.kv.cached_prefix(request), min(request.num_tokens + 1, request.num_total)
+        need = self.kv.blocks_for(wanted) - len(prefix) + self.kv.free_among(prefix)
+        if need + margin > self.kv.num_free:
+            return False
+        self.kv.take_prefix(request, prefix)
+        if request.num_preemptions == 0:
+            request.num_cached = min(request.num_computed, request.num_prompt)
+        self.kv.grow(request, request.num_total if self.policy.reserve_output else request.num_tokens)
+        return True
+
+    def _append_chunk(self, request: Request, rows: list[BatchRow], budget: int) -> int:
+        """Append as many of the pending tokens as the budget allows; returns their number."""
+        pending = request.num_pending
+        chunk = pending if self.policy.whole_prompts else min(pending, budget)
+        if chunk <= 0:
+            return 0
+        samples = chunk == pending and request.wants_more
+        rows.append(BatchRow(request, request.num_computed, chunk, is_decode=False, samples=samples))
+        return chunk
+
+    def _grow(self, request: Request) -> bool:
+        """Blocks for the newest token of `request`, taken from those behind it where none are free, the last one first.
+        False when it has to wait: it keeps its blocks until somebody before it needs them."""
+        missing = self.kv.missing(request, request.num_tokens)
+        while missing > self.kv.num_free:
+            victim = next(r for r in reversed(self.running) if r is request or not r.in_flight)
+            if victim is request:
+                return False
+            self._preempt(victim)
+        if missing:
+            self.kv.grow(request, request.num_tokens)
+        return True
+
+    def _preempt(self, request: Request) -> None:
+        """Give up a request's blocks; it is computed again when it comes back (recompute, not swap)."""
+        self.kv.release(request)
+        self.running.remove(request)
+        insort(self.waiting, request, key=_order)
+        request.num_preemptions += 1
+        self.num_preemptions += 1
+
+    # --- results --------------------------------------------------------------------------------------------------
+
+    def _advance(self, request: Request, tokens: Sequence[int]) -> Progress:
+        kept: list[int] = []
+        finish: str | None = None
+        for token in tokens:
+            request.tokens.append(token)
+            kept.append(token)
+            finish = request.finish_after(token, self.max_model_len)
+            if finish is not None:
+                return self._end(request, tuple(kept), finish)
+        return Progress(request, tuple(kept), None)
+
+    def _end(self, request: Request, tokens: tuple[int, ...], finish: str) -> Progress:
+        """The one exit of every request, whatever ends it."""
+        request.finish = finish
+        if self.policy.closed_batches and finish in ("stop", "length"):
+            return Progress(request, tokens, None)  # its end is told when the whole batch is done
+        self._leave(request)
+        return Progress(request, tokens, finish)
+
+    def _leave(self, request: Request) -> None:
+        self.kv.release(request)
+        (self.running if request in self.running else self.waiting).remove(request)
+        del self._by_id[request.id]

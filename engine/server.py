@@ -1,0 +1,114 @@
+"""The engine process: load the model, take a place at the queue, turn the loop until told to stop.
+
+Everything that can go wrong at the start ends here in one clear line and an exit code. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+
+import structlog
+import torch
+
+from noria.engine.assembly import assemble, plan
+from noria.engine.config import EngineConfig
+from noria.engine.engine import Engine
+from noria.engine.memory import MemoryTooSmall, show_size
+from noria.engine.models.errors import ModelError
+from noria.engine.wire import logs
+from noria.engine.wire.broker import BrokerUnavailable, EngineBroker
+
+log = structlog.get_logger("noria.engine")
+
+EXIT_OK = 0
+EXIT_TEMPORARY = 1  # may be better at the next try: the store is away, a fault of ours
+EXIT_CONFIGURATION = 2  # will not get better by itself: model, memory, options
+
+HEARTBEATS_PER_LEASE = 4
+STUCK_SECONDS = 300.0  # a loop that has not turned for so long stops renewing its lease, so that others take over
+
+
+def run(config: EngineConfig) -> int:
+    """Serve `config.model` until SIGTERM or SIGINT; returns the exit code."""
+    logs.configure("engine", config.log_format, config.log_level)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        return _serve(config, stop)
+    except (ModelError, MemoryTooSmall, ValueError) as error:
+        return _fail(str(error), EXIT_CONFIGURATION)
+    except BrokerUnavailable as error:
+        return _fail(str(error), EXIT_TEMPORARY)
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"noria engine: {message}", file=sys.stderr, flush=True)
+    return code
+
+
+def _serve(config: EngineConfig, stop: threading.Event) -> int:
+    planned = plan(config)
+    broker = EngineBroker(config.redis_url, planned.name, lease_seconds=config.lease_seconds)
+    broker.ping()  # before the long load: an unreachable store is told at once
+    assembly = assemble(planned, _Progress(planned.name, config.progress_fd))
+    engine = Engine(assembly.scheduler, assembly.executor, broker, assembly.card)
+    broker.register(assembly.card, assembly.tokenizer_files)
+    log.info(
+        "serving",
+        model=assembly.card.id,
+        policy=assembly.card.policy,
+        max_batch_size=config.max_batch_size,
+        max_model_len=assembly.card.max_model_len,
+        kv_tokens=assembly.card.kv_tokens,
+        kv_memory=show_size(planned.kv_bytes),
+        threads=torch.get_num_threads(),
+    )
+    threading.Thread(target=_beat, args=(engine, broker, config.lease_seconds, stop), daemon=True).start()
+    try:
+        engine.run(stop)
+    finally:
+        stop.set()
+        assembly.executor.close()
+        broker.close()
+    log.info("stopped; what was unfinished is back in the queue")
+    return EXIT_OK
+
+
+def _beat(engine: Engine, broker: EngineBroker, lease_seconds: float, stop: threading.Event) -> None:
+    """Keep the lease while iterations are long; a loop that is stuck must lose it."""
+    while not stop.wait(lease_seconds / HEARTBEATS_PER_LEASE):
+        if time.monotonic() - engine.last_turn > STUCK_SECONDS:
+            log.error("the loop is stuck; the lease is no longer renewed")
+            return
+        try:
+            broker.renew()
+        except BrokerUnavailable:
+            continue  # the loop tells of it
+
+
+class _Progress:
+    """Tells how far loading is: JSON lines on a descriptor if one is given, else a log line a second."""
+
+    def __init__(self, name: str, descriptor: int) -> None:
+        self._name = name
+        self._last = 0.0
+        self._pipe = os.fdopen(descriptor, "w", buffering=1) if descriptor >= 0 else None
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if done < total and now - self._last < (0.1 if self._pipe else 1.0):
+            return
+        self._last = now
+        if self._pipe is None:
+            log.info("loading", model=self._name, done=show_size(done), total=show_size(total))
+            return
+        try:
+            self._pipe.write(json.dumps({"done": done, "total": total}) + "\n")
+        except OSError:
+            self._pipe = None  # nobody reads: the load matters more than its picture

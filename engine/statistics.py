@@ -1,0 +1,76 @@
+"""Counts what the engine does, for /metrics. Written by the loop alone, read as one frozen record.
+
+Knows no Prometheus and no Redis.
+"""
+
+from __future__ import annotations
+
+import time
+
+from noria.engine.scheduling.batch import Batch, Progress
+from noria.engine.scheduling.scheduler import Scheduler
+from noria.engine.wire.messages import EngineStats, FinishReason
+
+PUBLISH_EVERY = 0.25  # seconds; and always when the engine becomes idle, so that gauges fall to zero
+
+
+class Statistics:
+    """Counters since the start; gauges are read off the scheduler when the record is made."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._published = 0.0
+        self._was_idle = False
+        self._batch_size = self._batch_tokens = 0
+        self._iterations = self._prompt_tokens = self._generation_tokens = self._cached_tokens = 0
+        self._finished = self._failed = 0
+        self._step_seconds = 0.0
+
+    def count_step(self, batch: Batch, seconds: float) -> None:
+        self._iterations += 1
+        self._step_seconds += seconds
+        self._batch_size = len(batch.rows)
+        self._batch_tokens = batch.num_tokens
+        self._prompt_tokens += batch.num_tokens - batch.num_decode_rows
+
+    def count_tokens(self, progress: Progress) -> None:
+        request = progress.request
+        if progress.new_tokens and request.num_output == len(progress.new_tokens):
+            self._cached_tokens += request.num_cached
+        self._generation_tokens += len(progress.new_tokens)
+
+    def count_end(self, reason: FinishReason) -> None:
+        if reason is FinishReason.ERROR:
+            self._failed += 1
+        else:
+            self._finished += 1
+
+    def due(self) -> EngineStats | None:
+        """A record when it is time to publish one."""
+        now = time.monotonic()
+        idle = len(self._scheduler) == 0
+        if now - self._published < PUBLISH_EVERY and not (idle and not self._was_idle):
+            return None
+        self._published, self._was_idle = now, idle
+        return self.record()
+
+    def record(self) -> EngineStats:
+        scheduler, kv = self._scheduler, self._scheduler.kv
+        idle = len(scheduler) == 0
+        return EngineStats(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            batch_size=0 if idle else self._batch_size,
+            batch_tokens=0 if idle else self._batch_tokens,
+            kv_blocks_total=kv.num_blocks,
+            kv_blocks_used=kv.num_held,
+            kv_blocks_cached=kv.num_cached,
+            iterations_total=self._iterations,
+            prompt_tokens_total=self._prompt_tokens,
+            generation_tokens_total=self._generation_tokens,
+            cached_tokens_total=self._cached_tokens,
+            preemptions_total=scheduler.num_preemptions,
+            requests_finished_total=self._finished,
+            requests_failed_total=self._failed,
+            step_seconds_total=round(self._step_seconds, 6),
+        )

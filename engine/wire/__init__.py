@@ -1,0 +1,1 @@
+"""The contract between gateways and engines: messages, the broker that carries them, and the tokenizer."""

@@ -1,0 +1,346 @@
+"""The engine's face of the broker: lease, one exchange per iteration, hand-back. Synchronous, one engine process.
+
+Knows who owns which request and under which epoch; knows nothing of batches, tokens' meaning or HTTP.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from noria.engine.wire import keys
+from noria.engine.wire.connection import (
+    CLAIM,
+    LEASE,
+    MAX_BLOCK,
+    PROGRESS,
+    REGISTER,
+    RELEASE,
+    BrokerUnavailable,
+    Command,
+    Store,
+)
+from noria.engine.wire.messages import (
+    Claimed,
+    EngineStats,
+    FinishReason,
+    ModelCard,
+    TokenFrame,
+    TokenizerFiles,
+    decode_request,
+    encode,
+)
+from noria.engine.wire.publish import (
+    POISON,
+    as_text,
+    final_frame,
+    final_publications,
+    parse_progress,
+    publication,
+)
+
+MAX_DEATHS = 2
+"""A request in whose company this many engines died is poison."""
+
+DEAD_LENGTH = 1000
+"""Entries of the dead-letter stream (roughly)."""
+
+LOOKAHEAD = 16
+"""Requests of a class that may be looked at past one that does not fit."""
+
+MAX_PASSED = 2.0
+"""Seconds for which others may pass a head that does not fit; after that nobody does."""
+
+GONE_AFTER = 2.0
+"""Seconds without its stream after which a gateway is taken for gone. A stream that expired while the store was away
+is back within a second, so frames wait this long instead of being dropped."""
+
+
+@dataclass(slots=True)
+class Exchange:
+    """What one exchange brought. Requests in `fenced` are no longer ours: drop them without another frame. Take the
+    fields in this order: a fenced request may come back in `claimed`, a claimed one may already be cancelled. End the
+    requests of gone gateways with a last frame as ever."""
+
+    fenced: list[str] = field(default_factory=list)
+    claimed: list[Claimed] = field(default_factory=list)
+    cancelled: list[str] = field(default_factory=list)
+    gone_gateways: list[str] = field(default_factory=list)
+    lease_lost: bool = False
+
+
+@dataclass(slots=True)
+class _Row:
+    """One frame on its way: encoded once, sent twice (progress and stream)."""
+
+    frame: TokenFrame
+    encoded: bytes
+
+
+class EngineBroker:
+    """One engine's connection to its pool. `renew` may be called from another thread; all else from one thread."""
+
+    def __init__(
+        self,
+        redis_url: str,
+        model_id: str,
+        *,
+        engine_id: str | None = None,
+        lease_seconds: float = 5.0,
+        max_passed: float = MAX_PASSED,
+        gone_after: float = GONE_AFTER,
+    ) -> None:
+        self.engine_id = engine_id or secrets.token_hex(8)
+        self._model_id = model_id
+        self._pool = keys.pool(model_id)
+        self._lease = lease_seconds
+        self._max_passed = max_passed
+        self._gone_after = gone_after
+        self._store = Store(redis_url)
+        self._heartbeat_store = Store(redis_url)
+        self._bell_store = Store(redis_url, block=MAX_BLOCK)
+        self._published: tuple[ModelCard, TokenizerFiles] | None = None
+        self._lives = 0
+        self._renewed_at = 0.0  # monotonic, taken before the renewal was sent: never later than the server's view
+        self._registered_at = 0.0
+        self._fenced = True
+        self._reply_lost = False
+        self._held: dict[str, str] = {}  # request id -> gateway
+        self._unsent: dict[str, list[_Row]] = {}  # frames handed in, not known to be stored
+        self._outbox: dict[str, list[bytes]] = {}  # encoded frames for streams alone, which go out first
+        self._ended: list[tuple[str, int, int]] = []  # (id, epoch, completion tokens) to finish without a new frame
+        self._silent_since: dict[str, float] = {}  # gateway -> when its stream was first missing
+
+    def ping(self) -> None:
+        """Raise BrokerUnavailable unless the store answers."""
+        self._store.run(("PING",))
+
+    def register(self, card: ModelCard, tokenizer: TokenizerFiles) -> None:
+        """Publish the card and the tokenizer, enter the pool in the register, take the lease.
+
+        Whatever an earlier process held under this engine id is put back first. Raises BrokerUnavailable.
+        """
+        self._published = (card, tokenizer)
+        sent_at = time.monotonic()
+        ttl = _ms(keys.CARD_TTL)
+        replies = self._store.run(
+            ("SET", keys.card(self._model_id), encode(card), "PX", ttl),
+            ("SET", keys.tokenizer(self._model_id), encode(tokenizer), "PX", ttl),
+            self._release(deaths=0 if self._lives else 1),
+            LEASE(self._pool, self.engine_id, _ms(self._lease), 1, ttl),
+            REGISTER(keys.POOLS, self._model_id, ttl),
+        )
+        self._held.clear()
+        self._unsent.clear()
+        self._ended.clear()
+        self._lives += 1
+        self._fenced = self._reply_lost = False
+        self._renewed_at = self._registered_at = sent_at
+        self._post_endings(replies[2])
+
+    def exchange(
+        self,
+        frames: dict[str, list[TokenFrame]],
+        stats: EngineStats | None,
+        *,
+        max_requests: int,
+        max_blocks: int,
+    ) -> Exchange:
+        """One iteration's round trip: record progress, publish, finish, claim. `frames` is keyed by gateway.
+
+        Frames handed in are kept until they are known to be stored: after BrokerUnavailable call again with the new
+        ones only. A frame with `finish` set ends its request. The frames of a resumed request are published again
+        here. With `lease_lost` the lease has been taken anew, but everything held until now belongs to others.
+        Raises BrokerUnavailable.
+        """
+        for gateway, new in frames.items():
+            self._unsent.setdefault(gateway, []).extend([_Row(frame, encode(frame)) for frame in new])
+        lapsed = time.monotonic() - self._renewed_at > self._lease
+        if self._fenced or (lapsed and not self._renew(self._store)):
+            # Others may speak for our requests by now: nothing of theirs is published.
+            return self._start_again()
+        sent_at = time.monotonic()
+        rows = [row for new in self._unsent.values() for row in new]
+        gateways = list(dict.fromkeys((*self._outbox, *self._unsent)))
+        replies = self._run_exchange(rows, gateways, self._claim(rows, stats, max_requests, max_blocks))
+        if not replies[-1][0]:
+            self._fenced = True
+            return self._start_again()
+        self._renewed_at = sent_at
+        outcome = Exchange()
+        self._note_progress(rows, replies[0], outcome)
+        self._note_published(gateways, replies[1:-1], outcome)
+        self._note_claimed(replies[-1], outcome)
+        return outcome
+
+    def renew(self) -> bool:
+        """Renew the lease from a heartbeat thread, over its own connection. False: it was taken away, which the next
+        `exchange` reports. Raises BrokerUnavailable."""
+        return not self._fenced and self._renew(self._heartbeat_store)
+
+    def wait(self, timeout: float) -> None:
+        """Sleep for at most `timeout` (and one second), or until the bell rings. Never raises: with the store away it
+        sleeps the time out, and the next exchange says what is wrong."""
+        until = time.monotonic() + min(timeout, MAX_BLOCK)
+        try:
+            self._bell_store.run(("BLPOP", keys.bell(self._model_id), max(0.001, min(timeout, MAX_BLOCK))))
+        except BrokerUnavailable:
+            time.sleep(max(0.0, until - time.monotonic()))
+
+    def close(self) -> None:
+        """Hand back: frames still unsent go out, everything held returns to its old place with its progress, the
+        lease ends. Not a death. With the store away the lease simply lapses."""
+        with suppress(BrokerUnavailable):
+            if not self._fenced and (self._unsent or self._outbox or self._ended or self._reply_lost):
+                self.exchange({}, None, max_requests=0, max_blocks=0)
+            if not self._fenced:
+                self._post_endings(self._store.run(self._release(deaths=0))[0])
+        self._fenced = True
+        self._held.clear()
+        for store in (self._store, self._heartbeat_store, self._bell_store):
+            store.close()
+
+    def _renew(self, store: Store) -> bool:
+        life, sent_at = self._lives, time.monotonic()
+        (alive,) = store.run(LEASE(self._pool, self.engine_id, _ms(self._lease), 0, _ms(keys.CARD_TTL)))
+        if life == self._lives:  # else the answer is about a lease before this one
+            if alive:
+                self._renewed_at = max(self._renewed_at, sent_at)
+            else:
+                self._fenced = True
+        return bool(alive)
+
+    def _start_again(self) -> Exchange:
+        if self._published is None:
+            raise RuntimeError("register() comes before exchange()")
+        fenced = list(self._held)
+        self.register(*self._published)  # should this raise, we are still fenced and the next call comes here again
+        return Exchange(fenced=fenced, lease_lost=True)
+
+    def _run_exchange(self, rows: list[_Row], gateways: list[str], claim: Command) -> list[Any]:
+        """Replies: progress, one per gateway, claim. Progress goes first, so that no token reaches a client that the
+        next engine would not know of; FINISH goes last, so that no death in between loses a last frame."""
+        commands = [self._progress(rows)] if rows else []
+        commands += [publication(gateway, self._payload(gateway)) for gateway in gateways]
+        commands.append(claim)
+        now = time.monotonic()
+        register = now - self._registered_at > keys.REGISTER_EVERY
+        if register:
+            commands.append(REGISTER(keys.POOLS, self._model_id, _ms(keys.CARD_TTL)))
+        try:
+            replies = self._store.run(*commands)
+        except BrokerUnavailable:
+            self._reply_lost = True
+            raise
+        self._reply_lost = False
+        if register:
+            self._registered_at = now
+            replies.pop()
+        return replies if rows else [[], *replies]
+
+    def _payload(self, gateway: str) -> list[bytes]:
+        return self._outbox.get(gateway, []) + [row.encoded for row in self._unsent.get(gateway, [])]
+
+    def _progress(self, rows: list[_Row]) -> Command:
+        records = []
+        for row in rows:
+            f = row.frame
+            seq_after = f.seq + len(f.token_ids)
+            last = f.finish is not None
+            records.append((f.request_id, f.epoch, f.seq, seq_after, last, as_text(row.encoded)))
+        return PROGRESS(self._pool, self.engine_id, msgspec.msgpack.encode(records))
+
+    def _claim(self, rows: list[_Row], stats: EngineStats | None, max_requests: int, max_blocks: int) -> Command:
+        finished = self._ended + [
+            (f.request_id, f.epoch, f.seq + len(f.token_ids)) for f in (row.frame for row in rows) if f.finish
+        ]
+        return CLAIM(
+            self._pool,
+            self.engine_id,
+            _ms(self._lease),
+            max_requests,
+            max_blocks,
+            b"" if stats is None else encode(stats),
+            int(self._reply_lost),
+            _ms(keys.CARD_TTL),
+            LOOKAHEAD,
+            _ms(self._max_passed),
+            len(finished),
+            *(value for triple in finished for value in triple),
+            *(self._held if self._reply_lost else ()),
+        )
+
+    def _note_progress(self, rows: list[_Row], fenced: Sequence[bytes], outcome: Exchange) -> None:
+        for row in rows:
+            if row.frame.finish:
+                self._held.pop(row.frame.request_id, None)
+        for request_id, _, _ in self._ended:
+            self._held.pop(request_id, None)
+        self._ended.clear()
+        # A repeat of a last frame whose reply was lost is fenced too, but for the engine that request has ended.
+        outcome.fenced = [i for i in dict.fromkeys(i.decode() for i in fenced) if self._held.pop(i, None)]
+
+    def _note_published(self, gateways: Sequence[str], replies: Sequence[Any], outcome: Exchange) -> None:
+        now = time.monotonic()
+        for gateway, reply in zip(gateways, replies, strict=True):
+            payload = self._payload(gateway)
+            self._unsent.pop(gateway, None)
+            self._outbox.pop(gateway, None)
+            if reply is not None:
+                self._silent_since.pop(gateway, None)
+            elif now - self._silent_since.setdefault(gateway, now) < self._gone_after:
+                self._outbox[gateway] = payload
+            else:
+                del self._silent_since[gateway]
+                outcome.gone_gateways.append(gateway)
+
+    def _note_claimed(self, reply: Sequence[Any], outcome: Exchange) -> None:
+        _, claimed, cancelled, expired = reply
+        frames_by_gateway = final_publications([], [], expired)
+        for ending, body, progress in claimed:
+            request_id, gateway, epoch, seq, _ = ending
+            self._held[request_id.decode()] = gateway.decode()
+            try:
+                request = decode_request(body)
+                delivered = [msgspec.structs.replace(frame, epoch=epoch) for frame in parse_progress(progress)]
+            except msgspec.DecodeError as error:  # written by another version: its own fault, nobody else's
+                request = None
+                delivered = [final_frame(ending, FinishReason.ERROR, f"unreadable request: {error}")[1]]
+            if delivered:
+                frames_by_gateway.setdefault(gateway.decode(), []).extend([encode(frame) for frame in delivered])
+            if request is None or (delivered and delivered[-1].finish):
+                # In the second case its engine died between the last frame and FINISH: that alone is left to do.
+                self._ended.append((request_id.decode(), epoch, seq))
+            else:
+                outcome.claimed.append(Claimed(request, epoch, delivered))
+        outcome.cancelled = list(dict.fromkeys(i.decode() for i in cancelled))
+        self._post(frames_by_gateway)
+
+    def _post_endings(self, reply: Sequence[Any]) -> None:
+        _, cancelled, dead, expired = reply
+        self._post(final_publications(cancelled, dead, expired))
+
+    def _post(self, frames_by_gateway: dict[str, list[bytes]]) -> None:
+        """Publish right away what belongs to no iteration; what does not get through goes with the next exchange."""
+        for gateway, encoded in frames_by_gateway.items():
+            self._outbox.setdefault(gateway, []).extend(encoded)
+        gateways = list(frames_by_gateway)
+        if gateways:
+            with suppress(BrokerUnavailable):
+                replies = self._store.run(*(publication(gateway, self._outbox[gateway]) for gateway in gateways))
+                for gateway, sent in zip(gateways, replies, strict=True):
+                    if sent is not None:
+                        del self._outbox[gateway]
+
+    def _release(self, *, deaths: int) -> Command:
+        return RELEASE(self._pool, self.engine_id, deaths, MAX_DEATHS, DEAD_LENGTH, POISON)
+
+
+def _ms(seconds: float) -> int:
+    return int(seconds * 1000)

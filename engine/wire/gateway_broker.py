@@ -1,0 +1,313 @@
+"""The gateway's face of the broker: submit, cancel, read frames, see the models, reap dead engines. asyncio.
+
+Knows queues and streams; knows nothing of HTTP, text or scheduling.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import secrets
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import structlog
+
+from noria.engine.wire import keys
+from noria.engine.wire.connection import (
+    CANCEL,
+    ENQUEUE,
+    MAX_BLOCK,
+    REGISTER,
+    RELEASE,
+    SNAPSHOT,
+    AsyncStore,
+    BrokerUnavailable,
+)
+from noria.engine.wire.engine_broker import DEAD_LENGTH, MAX_DEATHS
+from noria.engine.wire.messages import (
+    CLASSES,
+    EngineStats,
+    GenerationRequest,
+    ModelCard,
+    TokenFrame,
+    TokenizerFiles,
+    decode_card,
+    decode_frames,
+    decode_stats,
+    decode_tokenizer,
+    encode,
+)
+from noria.engine.wire.publish import POISON, final_publications, publication
+
+STREAM_TTL = 10.0
+"""Seconds that a gateway's stream outlives its last renewal."""
+
+HOUSEKEEPING_EVERY = 1.0
+"""Seconds between renewals of the stream and between reapings."""
+
+MODELS_FRESH_FOR = 1.0
+"""Seconds for which `models()` answers from memory (a failure: a quarter of it)."""
+
+MAX_QUEUE_DEPTH = 10_000
+MAX_QUEUE_BYTES = 256 * 1024 * 1024
+RETRY_AFTER = 5.0
+TRIM_EVERY = 64
+"""Stream entries read between two trims."""
+
+log = structlog.get_logger(__name__)
+
+
+class QueueFull(Exception):
+    """The pool's queue is at its depth or size limit. `retry_after` is in seconds, jittered."""
+
+    def __init__(self, model_id: str, depth: int) -> None:
+        super().__init__(f"the queue of {model_id} is full: {depth} requests are waiting")
+        self.retry_after = RETRY_AFTER * random.uniform(0.8, 1.4)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStatus:
+    """One pool as seen now. A pool without engines stays known for `keys.CARD_TTL` seconds."""
+
+    card: ModelCard
+    engines: dict[str, EngineStats]  # engines with a live lease
+    queued: dict[str, int]  # requests waiting, by class
+
+
+class GatewayBroker:
+    """One gateway process' connection to the store. All methods raise BrokerUnavailable unless they say otherwise."""
+
+    def __init__(
+        self,
+        redis_url: str,
+        *,
+        boot_id: str | None = None,
+        stream_ttl: float = STREAM_TTL,
+        max_queue_depth: int = MAX_QUEUE_DEPTH,
+        max_queue_bytes: int = MAX_QUEUE_BYTES,
+    ) -> None:
+        self.boot_id = boot_id or secrets.token_hex(8)
+        self._store = AsyncStore(redis_url)
+        self._reader = AsyncStore(redis_url, block=MAX_BLOCK)
+        self._stream = keys.frames(self.boot_id)
+        self._stream_ttl_ms = int(stream_ttl * 1000)
+        self._max_queue = (max_queue_depth, max_queue_bytes)
+        self._last_read: bytes = b"0-0"
+        self._pools: list[str] = []
+        self._cards: dict[str, tuple[bytes, ModelCard]] = {}
+        self._models: list[ModelStatus] = []
+        self._models_error: BrokerUnavailable | None = None
+        self._models_until = 0.0  # monotonic
+        self._models_lock = asyncio.Lock()
+        self._housekeeping: asyncio.Task[None] | None = None
+        self._closed = False
+
+    async def start(self) -> None:
+        """Connect, create this gateway's stream, and keep house from now on: renew it, reap engines that died."""
+        await self._keep_stream()
+        with suppress(BrokerUnavailable):  # a hosted store may refuse CONFIG
+            (reply,) = await self._store.run(("CONFIG", "GET", "maxmemory-policy"))
+            policy = _config_value(reply)
+            if policy not in ("", "noeviction"):
+                log.warning("the store may evict queued requests", maxmemory_policy=policy, wanted="noeviction")
+        self._housekeeping = asyncio.create_task(self._keep_house(), name="broker-housekeeping")
+
+    async def close(self) -> None:
+        """Stop housekeeping, drop the stream and all connections. Does not raise."""
+        self._closed = True
+        if self._housekeeping is not None:
+            self._housekeeping.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._housekeeping
+        with suppress(BrokerUnavailable):
+            await self._store.run(("DEL", self._stream))
+        await self._store.close()
+        await self._reader.close()
+
+    async def ping(self) -> bool:
+        """True when the store answers. Does not raise."""
+        try:
+            await self._store.run(("PING",))
+        except BrokerUnavailable:
+            return False
+        return True
+
+    async def models(self) -> list[ModelStatus]:
+        """Every known pool, with or without engines; at most `MODELS_FRESH_FOR` old. Cheap enough for each request."""
+        if time.monotonic() >= self._models_until:
+            async with self._models_lock:  # one look at the store, however many ask
+                if time.monotonic() >= self._models_until:
+                    await self._look()
+        if self._models_error is not None:
+            raise self._models_error
+        return self._models
+
+    async def tokenizer(self, model_id: str) -> TokenizerFiles:
+        """The model's tokenizer and template files. Raises KeyError for a pool that is not known."""
+        (blob,) = await self._store.run(("GET", keys.tokenizer(model_id)))
+        if blob is None:
+            raise KeyError(model_id)
+        return decode_tokenizer(blob)
+
+    async def enqueue(self, request: GenerationRequest, card: ModelCard) -> None:
+        """Put the request into its pool's queue; a no-op where it is already known. Raises QueueFull, and ValueError
+        for a service class that is none."""
+        if request.service_class not in CLASSES:
+            raise ValueError(f"unknown service class {request.service_class!r}")
+        max_tokens = request.sampling.max_tokens
+        prompt = len(request.prompt)
+        reserved = prompt + max_tokens if card.reserve_output else prompt + 1
+        (reply,) = await self._store.run(
+            ENQUEUE(
+                keys.pool(card.id),
+                request.id,
+                encode(request),
+                request.service_class,
+                request.tenant,
+                request.gateway,
+                math.ceil(reserved / card.block_size),
+                0 if card.reserve_output else card.block_size,
+                prompt,
+                prompt + max_tokens,
+                1,  # the tenant's weight
+                "" if request.deadline_ms is None else request.deadline_ms,
+                *self._max_queue,
+            )
+        )
+        if reply[0] == b"full":
+            raise QueueFull(card.id, reply[1])
+
+    async def cancel(self, model_id: str, request_id: str) -> None:
+        """End a queued request (its last frame is published) or tell its engine; a no-op where it has ended."""
+        (reply,) = await self._store.run(CANCEL(keys.pool(model_id), request_id))
+        if reply[0] == b"queued":
+            await self._publish(final_publications(reply[1:], [], []))
+
+    async def reap(self, model_id: str) -> int:
+        """Put back what engines past their lease held, end what is poison or past its deadline; returns how many
+        requests were put back. Any gateway, any time: `start` does it every second for every pool."""
+        (reply,) = await self._store.run(RELEASE(keys.pool(model_id), "", 1, MAX_DEATHS, DEAD_LENGTH, POISON))
+        requeued, cancelled, dead, expired = reply
+        if requeued or dead:
+            log.warning("an engine died", model=model_id, requeued=requeued, dead_lettered=len(dead))
+        await self._publish(final_publications(cancelled, dead, expired))
+        return int(requeued)
+
+    async def frames(self) -> AsyncIterator[list[TokenFrame]]:
+        """Frames for this gateway in the order of publication, until `close`. Outages are waited out; reading goes on
+        behind the last entry read. A frame may come twice (engines repeat after a lost reply): see `TokenFrame`."""
+        pause, unread_trims = 0.0, 0
+        while not self._closed:
+            await asyncio.sleep(pause)
+            try:
+                entries = await self._read()
+                if unread_trims + len(entries) >= TRIM_EVERY:
+                    unread_trims = -len(entries)
+                    await self._store.run(("XTRIM", self._stream, "MINID", self._last_read))
+            except BrokerUnavailable as error:
+                if not pause and not self._closed:
+                    log.warning("frames are not being read", reason=str(error))
+                pause = min(1.0, 2 * pause or 0.05)
+                continue
+            pause = 0.0
+            unread_trims += len(entries)
+            frames = [frame for packed in entries for frame in _unpack(packed)]
+            if frames:
+                yield frames
+
+    async def _read(self) -> list[bytes]:
+        block = int(MAX_BLOCK * 1000)
+        (reply,) = await self._reader.run(
+            ("XREAD", "COUNT", 1000, "BLOCK", block, "STREAMS", self._stream, self._last_read)
+        )
+        if not reply:
+            return []
+        ((_, entries),) = reply
+        self._last_read = entries[-1][0]
+        return [fields[b"f"] for _, fields in entries if b"f" in fields]
+
+    async def _publish(self, frames_by_gateway: dict[str, list[bytes]]) -> None:
+        if frames_by_gateway:
+            await self._store.run(*(publication(gateway, frames) for gateway, frames in frames_by_gateway.items()))
+
+    async def _keep_house(self) -> None:
+        away = False
+        while not self._closed:
+            await asyncio.sleep(HOUSEKEEPING_EVERY * random.uniform(0.8, 1.2))
+            try:
+                await self._keep_stream()
+                for status in await self.models():
+                    await self.reap(status.card.id)
+            except BrokerUnavailable as error:
+                if not away:
+                    log.error("the store is away", reason=str(error))
+                away = True
+            except Exception:  # whatever it is, without housekeeping every open stream would end
+                log.exception("housekeeping failed")
+            else:
+                if away:
+                    log.info("the store is back")
+                away = False
+
+    async def _keep_stream(self) -> None:
+        """Renew this gateway's stream; make it anew where it expired (this process slept) or was lost."""
+        (renewed,) = await self._store.run(("PEXPIRE", self._stream, self._stream_ttl_ms))
+        if not renewed:
+            self._last_read = b"0-0"
+            await self._store.run(
+                ("XADD", self._stream, "*", "boot", self.boot_id),
+                ("PEXPIRE", self._stream, self._stream_ttl_ms),
+            )
+
+    async def _look(self) -> None:
+        try:
+            known = self._pools
+            replies = await self._store.run(REGISTER(keys.POOLS, "", 0), *(SNAPSHOT(keys.pool(p)) for p in known))
+            snapshots = dict(zip(known, replies[1:], strict=True))
+            self._pools = [model_id.decode() for model_id in replies[0]]
+            new = [p for p in self._pools if p not in snapshots]
+            if new:
+                snapshots.update(zip(new, await self._store.run(*(SNAPSHOT(keys.pool(p)) for p in new)), strict=True))
+            statuses = [self._status(p, snapshots[p]) for p in self._pools if snapshots[p][0] is not None]
+            self._models = [status for status in statuses if status is not None]
+            self._models_error = None
+            self._models_until = time.monotonic() + MODELS_FRESH_FOR
+        except BrokerUnavailable as error:
+            self._models_error = error
+            self._models_until = time.monotonic() + MODELS_FRESH_FOR / 4
+
+    def _status(self, model_id: str, snapshot: Sequence[Any]) -> ModelStatus | None:
+        blob, engines, depths = snapshot
+        known = self._cards.get(model_id)
+        try:
+            if known is None or known[0] != blob:
+                known = self._cards[model_id] = (blob, decode_card(blob))
+            stats = {
+                engine.decode(): decode_stats(packed) if packed else EngineStats()
+                for engine, packed in zip(engines[::2], engines[1::2], strict=True)
+            }
+        except msgspec.DecodeError as error:  # a pool of another version hides itself, not the others
+            log.warning("a pool cannot be read", model=model_id, reason=str(error))
+            return None
+        return ModelStatus(known[1], stats, dict(zip(CLASSES, depths, strict=True)))
+
+
+def _unpack(packed: bytes) -> list[TokenFrame]:
+    try:
+        return decode_frames(packed)
+    except msgspec.DecodeError as error:  # an engine of another version; its requests end by their deadlines
+        log.error("frames cannot be read", reason=str(error))
+        return []
+
+
+def _config_value(reply: Any) -> str:
+    """The value in a CONFIG GET reply: the client library may have made a mapping of it."""
+    values = list(reply.values()) if isinstance(reply, dict) else list(reply[1::2])
+    value = values[0] if values else ""
+    return value.decode() if isinstance(value, bytes) else str(value)

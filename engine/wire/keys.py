@@ -1,0 +1,47 @@
+"""Every key name of the broker in one place (the scripts make theirs from the same pool prefix), and every lifetime.
+
+Knows names and times only: no client, no message.
+"""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+POOLS = "noria:pools"
+"""ZSET of model ids; the score is when an id is forgotten unless an engine renews it."""
+
+CARD_TTL = 600.0
+"""Seconds that a pool stays known (503, not 404) after its last engine went."""
+
+REGISTER_EVERY = 60.0
+"""Seconds between renewals of a pool's entry in `POOLS`."""
+
+
+def pool(model_id: str) -> str:
+    """Prefix of all keys of one model's pool. The braces are the cluster's hash tag, so the id's own are quoted."""
+    return f"noria:{{{quote(model_id, safe='/:@+=,~. ')}}}:"
+
+
+def card(model_id: str) -> str:
+    """STRING: the model card."""
+    return pool(model_id) + "card"
+
+
+def tokenizer(model_id: str) -> str:
+    """STRING: the tokenizer and template files."""
+    return pool(model_id) + "tokenizer"
+
+
+def bell(model_id: str) -> str:
+    """LIST of at most one element: an idle engine blocks here."""
+    return pool(model_id) + "bell"
+
+
+def dead(model_id: str) -> str:
+    """STREAM: requests that took too many engines with them."""
+    return pool(model_id) + "dead"
+
+
+def frames(gateway: str) -> str:
+    """STREAM: packed frames for one gateway process; it expires unless that process renews it."""
+    return f"noria:frames:{gateway}"

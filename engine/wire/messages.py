@@ -1,0 +1,176 @@
+"""The records that cross between gateways and engines, and their one codec (msgpack through msgspec).
+
+Every record is frozen and versioned by `WIRE_VERSION`; nothing is pickled. This file knows no Redis, HTTP or torch.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+WIRE_VERSION = 1
+
+CLASSES = ("priority", "default", "flex", "batch")
+"""Queue classes, most urgent first; the index of a class is its rank in the scheduler."""
+
+
+class FinishReason(enum.StrEnum):
+    """Why a request ended. Text conditions (stop strings) are the gateway's and reach the engine as a cancel."""
+
+    STOP = "stop"  # end-of-sequence or a stop token id
+    LENGTH = "length"  # max_tokens, or the end of the model's context
+    CANCELLED = "cancelled"  # asked for by the gateway
+    EXPIRED = "expired"  # its deadline passed before it ended
+    ERROR = "error"  # its own fault inside a step, or two engines died with it
+
+
+class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How the next token is chosen. Ranges are checked at the gateway's door and again by `Request` in the engine.
+
+    `seed` is always set (the gateway draws one when the client gives none), so that a request that moves to another
+    engine goes on with the same noise. `top_k == 0`, `min_p == 0`, `top_p == 1` switch those filters off.
+    `temperature == 0` is greedy. `logprobs` is None for none, else the number of alternatives per token (0 is legal:
+    the chosen token alone). `prompt_logprobs` likewise, for the prompt's own tokens.
+    """
+
+    max_tokens: int
+    seed: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+
+class GenerationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One prompt, one completion. `n > 1` and lists of prompts are several of these.
+
+    `deadline_ms` is Unix time in milliseconds on Redis' clock (None: none). `gateway` is the boot id of the gateway
+    process whose frame stream carries the answer.
+    """
+
+    id: str
+    model: str
+    prompt: list[int]
+    sampling: SamplingParams
+    gateway: str
+    tenant: str = "default"
+    service_class: str = "default"
+    priority: int = 0
+    deadline_ms: int | None = None
+    cache_salt: str = ""
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probability of a token under the model's own distribution, with the best alternatives, best first."""
+
+    token_id: int
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+class Usage(msgspec.Struct, frozen=True, array_like=True):
+    """Token counts of one request: the engine's count is the truth."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+
+class TokenFrame(msgspec.Struct, frozen=True, array_like=True):
+    """What one iteration gave one request.
+
+    `seq` is the number of output tokens before this frame; with `epoch` (one more at every claim) it lets the gateway
+    drop what it has seen. `finish` is set exactly once, on the last frame. `prompt_logprobs` comes with the first
+    frame of a request that asked for it: one entry per prompt token, None for the first token.
+    """
+
+    request_id: str
+    epoch: int
+    seq: int
+    token_ids: list[int]
+    logprobs: list[TokenLogprob] | None = None
+    finish: FinishReason | None = None
+    usage: Usage | None = None
+    error: str | None = None
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+
+
+class ModelCard(msgspec.Struct, frozen=True):
+    """What a gateway must know of a model to validate, render and encode without having its files."""
+
+    id: str
+    aliases: tuple[str, ...]
+    created: int  # Unix seconds
+    max_model_len: int  # tokens, prompt and output together
+    vocab_size: int
+    kv_tokens: int  # tokens that the whole KV pool holds: a request above this can never run
+    block_size: int  # tokens per KV block
+    eos_token_ids: tuple[int, ...]
+    reserve_output: bool  # True where admission reserves prompt + max_tokens (policies static and orca)
+    policy: str
+    fingerprint: str  # system_fingerprint: weights, precision and version
+    wire_version: int = WIRE_VERSION
+
+
+class TokenizerFiles(msgspec.Struct, frozen=True):
+    """A tokenizer as published: `tokenizer_json` is the `tokenizers` library's format."""
+
+    tokenizer_json: str
+    chat_template: str | None
+    bos_token: str | None
+    eos_token: str | None
+    add_bos: bool  # prefix plain completions with the BOS token
+    special_tokens: dict[str, str] = {}  # further names that a template may use, e.g. pad_token
+
+
+class EngineStats(msgspec.Struct, frozen=True):
+    """Gauges and counters of one engine since its start, as published for /metrics."""
+
+    running: int = 0  # admitted requests
+    waiting: int = 0  # claimed from the queue, not yet admitted, or preempted
+    batch_size: int = 0  # rows of the last iteration
+    batch_tokens: int = 0  # tokens of the last iteration
+    kv_blocks_total: int = 0
+    kv_blocks_used: int = 0  # held by requests
+    kv_blocks_cached: int = 0  # free, but still holding a reusable prefix
+    iterations_total: int = 0
+    prompt_tokens_total: int = 0
+    generation_tokens_total: int = 0
+    cached_tokens_total: int = 0
+    preemptions_total: int = 0
+    requests_finished_total: int = 0
+    requests_failed_total: int = 0
+    step_seconds_total: float = 0.0
+
+
+class Claimed(msgspec.Struct, frozen=True):
+    """A request that this engine now owns. `delivered` are the frames that earlier engines recorded for it, in order;
+    generation resumes after them, and they are published again (the gateway drops what it has seen)."""
+
+    request: GenerationRequest
+    epoch: int
+    delivered: list[TokenFrame]
+
+
+def encode(record: msgspec.Struct | list[TokenFrame]) -> bytes:
+    """Msgpack bytes of a record or of a list of frames."""
+    return _encoder.encode(record)
+
+
+_encoder = msgspec.msgpack.Encoder()
+decode_request = msgspec.msgpack.Decoder(GenerationRequest).decode
+decode_frame = msgspec.msgpack.Decoder(TokenFrame).decode
+decode_frames = msgspec.msgpack.Decoder(list[TokenFrame]).decode
+decode_card = msgspec.msgpack.Decoder(ModelCard).decode
+decode_tokenizer = msgspec.msgpack.Decoder(TokenizerFiles).decode
+decode_stats = msgspec.msgpack.Decoder(EngineStats).decode

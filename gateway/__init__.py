@@ -1,0 +1,1 @@
+"""The HTTP gateway: OpenAI's API, text, tenants. Imports `noria.engine.wire` and nothing else of the engine."""

@@ -1,0 +1,60 @@
+"""`create_app`: puts the parts of a gateway together into one ASGI application.
+
+Knows no business rule: what a request means is in the endpoints, what happens to it in `generation`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
+
+from noria.engine.wire.broker import GatewayBroker
+from noria.gateway import errors
+from noria.gateway.config import GatewaySettings
+from noria.gateway.dependencies import KeyRing
+from noria.gateway.endpoints import chat, completions, health, metrics, models
+from noria.gateway.metrics import GatewayMetrics
+from noria.gateway.model_directory import ModelDirectory
+from noria.gateway.pump import FramePump
+from noria.gateway.request_context import RequestContext
+from noria.gateway.services import Services
+from noria.gateway.upkeep import Upkeep
+
+
+def create_app(settings: GatewaySettings) -> FastAPI:
+    """A gateway that connects to its store when it starts, and keeps trying for as long as the store is away."""
+    broker = GatewayBroker(settings.redis_url)
+    directory = ModelDirectory(broker)
+    counted = GatewayMetrics(directory.models_now)
+    services = Services(settings, broker, directory, FramePump(broker), counted)
+    upkeep = Upkeep(services)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        upkeep.start()
+        yield
+        await upkeep.stop()
+
+    app = FastAPI(title="Noria", lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None)
+    app.router.redirect_slashes = False
+    app.state.services = services
+    app.state.keys = KeyRing(settings.api_keys)
+    errors.install(app)
+    app.include_router(health.router)
+    app.include_router(metrics.router)
+    for prefix in ("/v1", ""):
+        for noun in (chat, completions, models):
+            app.include_router(noun.router, prefix=prefix)
+    if settings.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.allowed_origins,
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "openai-processing-ms", "retry-after"],
+        )
+    app.add_middleware(RequestContext, metrics=counted)  # added last: outermost
+    return app

@@ -1,0 +1,169 @@
+"""One choice of an answer: token frames in, text deltas out, each token seen once, exactly one end.
+
+Pure and synchronous. Knows no broker, no HTTP, no other choice.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from noria.engine.wire.messages import FinishReason, TokenFrame, TokenLogprob
+from noria.engine.wire.tokenizer import Tokenizer
+from noria.gateway.errors import DeadlineExpired, EngineFault, RequestCancelled
+from noria.gateway.text.detokenizer import Detokenizer
+from noria.gateway.text.stop_strings import StopStrings
+
+Ended = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredToken:
+    """A token's log-probabilities, and where its text begins in the choice's text (characters)."""
+
+    score: TokenLogprob
+    offset: int
+
+
+@dataclass(slots=True)
+class Delta:
+    """What is new in one choice. `finish` is set exactly once, on its last delta."""
+
+    index: int
+    text: str = ""
+    tokens: list[ScoredToken] = field(default_factory=list)
+    finish: Ended | None = None
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+
+    def extend(self, later: Delta) -> None:
+        """Take in the delta that follows this one, so that a slow reader gets few and large chunks."""
+        self.text += later.text
+        self.tokens += later.tokens
+        self.finish = later.finish
+        self.prompt_logprobs = self.prompt_logprobs or later.prompt_logprobs
+
+    def __bool__(self) -> bool:
+        return bool(self.text or self.tokens or self.finish or self.prompt_logprobs is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class TextOptions:
+    """The text conditions of a request. `end_ids` are the tokens that end it and are no part of its text."""
+
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    min_tokens: int = 0
+    end_ids: frozenset[int] = frozenset()
+    logprobs: bool = False
+
+
+class ChoiceReader:
+    """Reads one request's frames.
+
+    A request that moved to another engine is published again from its first token under a higher epoch: what was
+    seen is dropped by `seq`. Log-probabilities leave together with the text they belong to: a token's entry is kept
+    back until some of its text is out, so entries of text that a stop string cuts off are never sent, and what is
+    sent does not depend on how the frames were batched.
+    """
+
+    def __init__(self, index: int, tokenizer: Tokenizer, options: TextOptions) -> None:
+        self.index = index
+        self.ended = False
+        self.stopped_by_text = False  # the engine does not know yet: it has to be told
+        self.num_tokens = 0  # output tokens consumed, the end token included
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self._options = options
+        self._epoch = 0
+        self._detokenizer = Detokenizer(tokenizer)
+        self._stops = StopStrings(options.stop, include_stop_str_in_output=options.include_stop)
+        self._text_chars = 0  # produced by the detokenizer
+        self._sent_chars = 0
+        self._held: deque[ScoredToken] = deque()
+
+    def restart_epoch(self) -> None:
+        """Accept any epoch again: the request was offered anew to a store that may have forgotten it."""
+        self._epoch = 0
+
+    def accept(self, frame: TokenFrame) -> Delta:
+        """The delta that a frame adds (possibly empty). Raises a `GatewayError` where the request failed."""
+        delta = Delta(self.index)
+        if self.ended or frame.epoch < self._epoch:
+            return delta
+        self._epoch = frame.epoch
+        if frame.seq > self.num_tokens:
+            self.ended = True
+            raise EngineFault("Part of the answer was lost on its way.", code="stream_gap")
+        if frame.prompt_logprobs is not None and self.num_tokens == 0:
+            delta.prompt_logprobs = frame.prompt_logprobs
+        self._read_tokens(frame, delta)
+        if frame.finish is not None and not self.ended:
+            self._finish(frame, delta)
+        return delta
+
+    def _read_tokens(self, frame: TokenFrame, delta: Delta) -> None:
+        skip = self.num_tokens - frame.seq
+        token_ids = frame.token_ids[skip:] if skip else frame.token_ids
+        if not token_ids:
+            return
+        text_ids = token_ids
+        if frame.finish is FinishReason.STOP and token_ids[-1] in self._options.end_ids:
+            text_ids = token_ids[:-1]
+        if not self._options.logprobs and (len(text_ids) <= 1 or not self._options.stop):
+            self.num_tokens += len(token_ids) - len(text_ids)
+            self._feed(text_ids, delta)
+            return
+        scores = frame.logprobs[skip:] if frame.logprobs is not None else None
+        for place, token_id in enumerate(text_ids):
+            if scores is not None and self._options.logprobs:
+                self._held.append(ScoredToken(scores[place], self._text_chars))
+            self._feed((token_id,), delta)
+            if self.ended:
+                return
+        self.num_tokens += len(token_ids) - len(text_ids)
+
+    def _feed(self, token_ids: Sequence[int], delta: Delta) -> None:
+        self.num_tokens += len(token_ids)
+        self._emit(self._detokenizer.feed(token_ids), delta)
+
+    def _emit(self, text: str, delta: Delta) -> None:
+        self._text_chars += len(text)
+        if self._options.stop and self.num_tokens > self._options.min_tokens:
+            text, stopped = self._stops.feed(text)
+            if stopped:
+                self.ended = self.stopped_by_text = True
+                delta.finish = "stop"
+        delta.text += text
+        self._release(len(text), delta)
+
+    def _release(self, num_chars: int, delta: Delta) -> None:
+        self._sent_chars += num_chars
+        while self._held and self._held[0].offset < self._sent_chars:
+            delta.tokens.append(self._held.popleft())
+
+    def _finish(self, frame: TokenFrame, delta: Delta) -> None:
+        self.ended = True
+        if frame.finish is FinishReason.ERROR:
+            raise EngineFault(frame.error or "The model failed on this request.")
+        if frame.finish is FinishReason.EXPIRED:
+            raise DeadlineExpired("The request was not done within its deadline.")
+        if frame.finish is FinishReason.CANCELLED:
+            raise RequestCancelled("The request was cancelled by the server.")
+        if frame.usage is not None:
+            self.num_tokens = frame.usage.completion_tokens
+            self.prompt_tokens = frame.usage.prompt_tokens
+            self.cached_tokens = frame.usage.cached_tokens
+        self._emit(self._detokenizer.flush(), delta)
+        if delta.finish is None:
+            rest = self._stops.flush()
+            delta.text += rest
+            self._release(len(rest), delta)
+            if self._stops.stopped:
+                delta.finish = "stop"
+            else:
+                delta.tokens.extend(self._held)
+                delta.finish = "length" if frame.finish is FinishReason.LENGTH else "stop"
+        else:
+            self.stopped_by_text = False  # the engine is done with it already

@@ -1,0 +1,117 @@
+"""What endpoints take from an HTTP request: the services, the tenant behind the key, and the decoded body.
+
+Knows no field of any body.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Annotated, Any, TypeVar
+
+import orjson
+from fastapi import Depends, Request
+from starlette.requests import ClientDisconnect
+
+from noria.gateway.errors import BodyTimeout, BodyTooLarge, InvalidKey, InvalidRequest
+from noria.gateway.services import Services, Tenant
+
+T = TypeVar("T")
+
+
+class ClientGone(Exception):
+    """The client hung up; there is nobody to answer."""
+
+
+def services(request: Request) -> Services:
+    found: Services = request.app.state.services
+    return found
+
+
+class KeyRing:
+    """The accepted keys, kept as digests, so that comparing takes the same time whatever is sent."""
+
+    def __init__(self, keys: tuple[str, ...]) -> None:
+        self._digests = frozenset(_digest(key) for key in keys)
+
+    def tenant(self, authorization: str | None) -> Tenant:
+        """Whose key an Authorization header carries. Raises `InvalidKey`, which never repeats what was sent."""
+        if not self._digests:
+            return Tenant()
+        scheme, _, key = (authorization or "").strip().partition(" ")
+        if scheme.lower() != "bearer" or not key.strip():
+            raise InvalidKey("You didn't provide an API key. Send it in an Authorization header: 'Bearer YOUR_KEY'.")
+        if _digest(key.strip()) not in self._digests:
+            raise InvalidKey("Incorrect API key provided.")
+        return Tenant()
+
+
+def authenticate(request: Request) -> Tenant:
+    keys: KeyRing = request.app.state.keys
+    return keys.tenant(request.headers.get("authorization"))
+
+
+async def json_object(request: Request) -> Mapping[str, Any]:
+    """The body as a JSON object, whatever content type it claims. Size, time and depth (1,024) are bounded."""
+    settings = services(request).settings
+    raw = await _read_body(request, settings.max_body_bytes, settings.body_timeout)
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        message = f"We could not parse the JSON body of your request: {error}."
+        raise InvalidRequest(message, code="invalid_json") from None
+    if not isinstance(body, dict):
+        raise InvalidRequest("The body of the request must be a JSON object.", code="invalid_json")
+    return body
+
+
+async def until_client_leaves(request: Request, work: Awaitable[T]) -> T:
+    """The result of `work`, or `ClientGone`: then the work is cancelled at once. The body must have been read."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(client_left(request.receive))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGone
+        return task.result()
+    finally:
+        await cancel_and_wait(task, gone)
+
+
+async def client_left(receive: Callable[[], Awaitable[Any]]) -> None:
+    """Returns once the client has hung up."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def cancel_and_wait(*tasks: asyncio.Future[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _read_body(request: Request, limit: int, timeout: float) -> bytes:
+    claimed = request.headers.get("content-length", "")
+    if claimed.isdigit() and int(claimed) > limit:
+        raise BodyTooLarge(f"The request body has {claimed} bytes, more than the {limit} allowed.")
+    body = bytearray()
+    try:
+        async with asyncio.timeout(timeout):
+            async for part in request.stream():
+                body += part
+                if len(body) > limit:
+                    raise BodyTooLarge(f"The request body has more than the {limit} bytes allowed.")
+    except TimeoutError:
+        raise BodyTimeout(f"The request body did not arrive within {timeout:g} seconds.") from None
+    except ClientDisconnect:
+        raise ClientGone from None
+    return bytes(body)
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+ServicesDep = Annotated[Services, Depends(services)]
+TenantDep = Annotated[Tenant, Depends(authenticate)]

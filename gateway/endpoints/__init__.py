@@ -1,0 +1,1 @@
+"""One file per OpenAI noun: rename fields, call `generation`, shape the answer."""

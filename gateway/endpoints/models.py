@@ -1,0 +1,61 @@
+"""GET /v1/models and GET /v1/models/{id}.
+
+The list holds models that can be used now; a model whose engines are all away is still found by its id, with the
+status "unavailable". Knows no engine.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from fastapi import APIRouter, Depends, Response
+
+from noria.engine.wire.broker import ModelStatus
+from noria.gateway.dependencies import ServicesDep, authenticate
+from noria.gateway.errors import STORE_AWAY, Overloaded
+from noria.gateway.model_directory import not_found
+from noria.gateway.services import Services
+
+router = APIRouter(dependencies=[Depends(authenticate)])
+
+
+@router.get("/models")
+async def models(services: ServicesDep) -> Response:
+    await _look(services)
+    listed = [_shape(status) for status in services.directory.live()]
+    return _json({"object": "list", "data": listed})
+
+
+@router.get("/models/{model_id:path}")
+async def model(model_id: str, services: ServicesDep) -> Response:
+    status = services.directory.find(model_id)
+    if status is None:
+        await _look(services)
+        status = services.directory.find(model_id)
+    if status is None:
+        raise not_found(model_id)
+    return _json(_shape(status))
+
+
+async def _look(services: Services) -> None:
+    await services.directory.refresh()
+    if not services.directory.fresh and not services.directory.models:
+        raise Overloaded(STORE_AWAY, retry_after=2)
+
+
+def _shape(status: ModelStatus) -> dict[str, Any]:
+    card = status.card
+    return {
+        "id": card.id,
+        "object": "model",
+        "created": card.created,
+        "owned_by": "noria",
+        "max_model_len": card.max_model_len,
+        "aliases": list(card.aliases),
+        "status": "ready" if status.engines else "unavailable",
+    }
+
+
+def _json(body: dict[str, Any]) -> Response:
+    return Response(orjson.dumps(body), media_type="application/json")

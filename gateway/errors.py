@@ -1,0 +1,161 @@
+"""What can go wrong with a request, and the one place that turns it into OpenAI's error envelope.
+
+    GatewayError
+    ├── InvalidRequest 400            a parameter is missing, unknown, of the wrong type or out of range
+    │   ├── UnsupportedParameter      documented elsewhere, not served here
+    │   └── ContextLengthExceeded     prompt and max_tokens do not fit the model
+    ├── InvalidKey 401
+    ├── ModelNotFound 404
+    ├── BodyTimeout 408
+    ├── BodyTooLarge 413
+    ├── Overloaded 503                no live engine, the store is away, or the queue is full: try again later
+    ├── DeadlineExpired 503           accepted, but not done within the request's life
+    ├── RequestCancelled 503          accepted, then cancelled by the server
+    └── EngineFault 500               the request failed inside the engine
+
+Knows no endpoint and no generation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import orjson
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+
+class GatewayError(Exception):
+    """Base of every error that a client may see. `param` names the offending field in dotted form."""
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+    code: str | None = None
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        if code is not None:
+            self.code = code
+
+    def headers(self) -> dict[str, str]:
+        return {}
+
+
+class InvalidRequest(GatewayError):
+    status = 400
+    type = "invalid_request_error"
+
+
+class UnsupportedParameter(InvalidRequest):
+    code = "unsupported_parameter"
+
+
+class ContextLengthExceeded(InvalidRequest):
+    code = "context_length_exceeded"
+
+
+class InvalidKey(GatewayError):
+    status = 401
+    type = "invalid_request_error"
+    code = "invalid_api_key"
+
+    def headers(self) -> dict[str, str]:
+        return {"www-authenticate": "Bearer"}
+
+
+class ModelNotFound(GatewayError):
+    status = 404
+    type = "invalid_request_error"
+    code = "model_not_found"
+
+
+class BodyTimeout(GatewayError):
+    status = 408
+    type = "invalid_request_error"
+    code = "request_timeout"
+
+
+class BodyTooLarge(GatewayError):
+    status = 413
+    type = "invalid_request_error"
+    code = "request_too_large"
+
+
+class Overloaded(GatewayError):
+    """`retry_after` is in seconds and goes out as the Retry-After header, rounded up."""
+
+    status = 503
+    code = "server_is_overloaded"
+
+    def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+    def headers(self) -> dict[str, str]:
+        return {"retry-after": str(max(1, math.ceil(self.retry_after)))}
+
+
+class DeadlineExpired(GatewayError):
+    status = 503
+    code = "request_timeout"
+
+
+class RequestCancelled(GatewayError):
+    status = 503
+    code = "request_cancelled"
+
+
+class EngineFault(GatewayError):
+    status = 500
+    code = "engine_error"
+
+
+UNEXPECTED = EngineFault("The server had an error while processing your request.", code="internal_error")
+"""What a client sees of an exception that nobody foresaw; the log has the rest."""
+
+STORE_AWAY = "The server cannot reach its store at the moment. Please try again."
+
+
+def envelope(error: GatewayError) -> bytes:
+    """The JSON body `{"error": {message, type, param, code}}` of an error."""
+    return _body(error.message, error.type, error.param, error.code)
+
+
+def respond(error: GatewayError) -> Response:
+    return Response(envelope(error), error.status, error.headers(), "application/json")
+
+
+def install(app: FastAPI) -> None:
+    """Make every error of `app` leave in the envelope: ours, the router's 404 and 405, and FastAPI's own 422."""
+
+    @app.exception_handler(GatewayError)
+    async def _ours(_: Request, error: GatewayError) -> Response:
+        return respond(error)
+
+    @app.exception_handler(HTTPException)
+    async def _routing(request: Request, error: HTTPException) -> Response:
+        return _routing_error(request.method, request.url.path, error.status_code, error.headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def _validation(_: Request, error: RequestValidationError) -> Response:
+        return respond(InvalidRequest(str(error.errors()[0].get("msg", "Invalid request."))))
+
+
+def _routing_error(method: str, path: str, status: int, headers: Mapping[str, str] | None) -> Response:
+    known: dict[int, tuple[str, str]] = {
+        404: (f"Unknown request URL: {method} {path[:200]}.", "unknown_url"),
+        405: (f"Not allowed to {method} on {path[:200]}.", "method_not_supported"),
+    }
+    message, code = known.get(status, ("The request could not be processed.", "invalid_request"))
+    body = _body(message, "invalid_request_error", None, code)
+    return Response(body, status, dict(headers or {}), "application/json")
+
+
+def _body(message: str, kind: str, param: str | None, code: str | None) -> bytes:
+    fields: dict[str, Any] = {"message": message, "type": kind, "param": param, "code": code}
+    return orjson.dumps({"error": fields})

@@ -1,0 +1,96 @@
+"""Prometheus metrics: what this gateway counts itself, and the published state of every engine pool.
+
+The engines' figures are read from a snapshot at scrape time; nothing here talks to the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import msgspec
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from noria.engine.wire.broker import ModelStatus
+from noria.engine.wire.messages import EngineStats
+
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series per counter, which nobody reads
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_HELP = {
+    "running": ("requests_running", "Requests that an engine has admitted"),
+    "waiting": ("requests_waiting", "Requests that an engine holds but has not admitted, or has preempted"),
+    "batch_size": ("batch_size", "Rows of the last iteration"),
+    "batch_tokens": ("batch_tokens", "Tokens of the last iteration"),
+    "kv_blocks_total": ("kv_blocks_total", "KV blocks of the pool"),
+    "kv_blocks_used": ("kv_blocks_used", "KV blocks held by requests"),
+    "kv_blocks_cached": ("kv_blocks_cached", "Free KV blocks that hold a reusable prefix"),
+    "iterations_total": ("iterations", "Iterations run"),
+    "prompt_tokens_total": ("prompt_tokens", "Prompt tokens taken in"),
+    "generation_tokens_total": ("generation_tokens", "Output tokens sampled"),
+    "cached_tokens_total": ("cached_tokens", "Prompt tokens found in the prefix cache"),
+    "preemptions_total": ("preemptions", "Requests preempted for lack of KV blocks"),
+    "requests_finished_total": ("requests_finished", "Requests that ended"),
+    "requests_failed_total": ("requests_failed", "Requests that ended in an error"),
+    "step_seconds_total": ("step_seconds", "Time spent in iterations"),
+}
+_GAUGES = frozenset(
+    ("running", "waiting", "batch_size", "batch_tokens", "kv_blocks_total", "kv_blocks_used", "kv_blocks_cached")
+)
+_LATENCY = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+
+
+class _Pools(Collector):
+    def __init__(self, snapshot: Callable[[], Iterable[ModelStatus]]) -> None:
+        self._snapshot = snapshot
+
+    def collect(self) -> Iterator[Metric]:
+        models = list(self._snapshot())
+        depth = GaugeMetricFamily("noria_queue_depth", "Requests waiting in the store", labels=["model", "class"])
+        engines = GaugeMetricFamily("noria_engines", "Engines with a live lease", labels=["model"])
+        for status in models:
+            engines.add_metric([status.card.id], len(status.engines))
+            for service_class, queued in status.queued.items():
+                depth.add_metric([status.card.id, service_class], queued)
+        yield depth
+        yield engines
+        for field in msgspec.structs.fields(EngineStats):
+            name, text = _HELP[field.name]
+            kind = GaugeMetricFamily if field.name in _GAUGES else CounterMetricFamily
+            family = kind(f"noria_engine_{name}", text, labels=["model", "engine"])
+            for status in models:
+                for engine_id, stats in status.engines.items():
+                    family.add_metric([status.card.id, engine_id], getattr(stats, field.name))
+            yield family
+
+
+class GatewayMetrics:
+    """One registry of its own per app. Latencies are in seconds."""
+
+    def __init__(self, snapshot: Callable[[], Iterable[ModelStatus]]) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(_Pools(snapshot))
+        self.requests = Counter(
+            "noria_gateway_requests", "HTTP requests answered", ["endpoint", "status"], registry=self._registry
+        )
+        self.streams_open = Gauge("noria_gateway_streams_open", "Event streams being sent", registry=self._registry)
+        self.prompt_tokens = Counter(
+            "noria_gateway_prompt_tokens", "Prompt tokens of ended requests", ["model"], registry=self._registry
+        )
+        self.completion_tokens = Counter(
+            "noria_gateway_completion_tokens", "Output tokens of ended requests", ["model"], registry=self._registry
+        )
+        self.first_token = Histogram(
+            "noria_gateway_time_to_first_token_seconds", "From the queue to the first token of a choice",
+            buckets=_LATENCY, registry=self._registry,
+        )  # fmt: skip
+        self.token_latency = Histogram(
+            "noria_gateway_latency_per_token_seconds", "Whole latency of a choice over its output tokens",
+            buckets=_LATENCY, registry=self._registry,
+        )  # fmt: skip
+
+    def render(self) -> bytes:
+        """The text exposition format."""
+        return generate_latest(self._registry)

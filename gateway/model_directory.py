@@ -1,0 +1,119 @@
+"""The models that this gateway can offer: cards, tokenizers and templates as engines published them.
+
+Keeps a snapshot of the pools' state for readiness and metrics. Knows no request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import structlog
+
+from noria.engine.wire.broker import BrokerUnavailable, GatewayBroker, ModelStatus
+from noria.engine.wire.messages import ModelCard, TokenizerFiles
+from noria.engine.wire.token_bytes import UnsupportedTokenizer
+from noria.engine.wire.tokenizer import Tokenizer
+from noria.gateway.errors import STORE_AWAY, ModelNotFound, Overloaded
+from noria.gateway.text.chat_template import ChatTemplate, TemplateError
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What a request needs of its model. `longest_token` is in bytes of UTF-8: a text of more than
+    `longest_token * n` bytes has more than n tokens. `template` is None for a model without a chat template."""
+
+    card: ModelCard
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    longest_token: int
+
+
+class ModelDirectory:
+    """`models` is the last snapshot by id; `fresh` tells whether the store answered the last look."""
+
+    def __init__(self, broker: GatewayBroker) -> None:
+        self._broker = broker
+        self._served: dict[str, ServedModel] = {}
+        self._looking = asyncio.Lock()
+        self.models: dict[str, ModelStatus] = {}
+        self.fresh = False
+        self.trouble = "no contact with the store yet"
+
+    async def refresh(self) -> None:
+        """Take in what the broker knows, which is a second old at most. Never raises: see `fresh`."""
+        async with self._looking:
+            try:
+                found = {status.card.id: status for status in await self._broker.models()}
+                for status in found.values():
+                    await self._load(status)
+            except BrokerUnavailable as error:
+                self.fresh, self.trouble = False, str(error)
+            else:
+                self.models, self.fresh, self.trouble = found, True, ""
+                self._served = {name: model for name, model in self._served.items() if name in found}
+
+    async def resolve(self, name: str) -> ServedModel:
+        """The live model of that name or alias. Raises `ModelNotFound`, or `Overloaded` while it has no live engine."""
+        status = self.find(name)
+        if status is None or not status.engines:
+            await self.refresh()
+            status = self.find(name)
+        if status is None:
+            if not self.fresh:
+                raise Overloaded(STORE_AWAY, retry_after=2)
+            raise not_found(name)
+        model = self._served.get(status.card.id)
+        if not status.engines or model is None:
+            raise Overloaded("No engine serves this model at the moment. Please try again.", retry_after=2)
+        return model
+
+    def find(self, name: str) -> ModelStatus | None:
+        """The state of a model by id or alias, live or not."""
+        if name in self.models:
+            return self.models[name]
+        return next((status for status in self.models.values() if name in status.card.aliases), None)
+
+    def models_now(self) -> list[ModelStatus]:
+        """The last snapshot."""
+        return list(self.models.values())
+
+    def live(self) -> list[ModelStatus]:
+        """Models with at least one engine whose lease is live, oldest first."""
+        ready = [s for s in self.models.values() if s.engines and s.card.id in self._served]
+        return sorted(ready, key=lambda status: (status.card.created, status.card.id))
+
+    async def _load(self, status: ModelStatus) -> None:
+        known = self._served.get(status.card.id)
+        if known is not None and known.card == status.card:
+            return
+        if not status.engines and known is not None:
+            return
+        try:
+            files = await self._broker.tokenizer(status.card.id)
+            model = await asyncio.to_thread(_build, status.card, files)
+        except (UnsupportedTokenizer, KeyError) as error:
+            log.error("tokenizer of a model is not usable", model=status.card.id, error=str(error))
+            return
+        self._served[status.card.id] = model
+        log.info("model known", model=status.card.id, tokenizer=model.tokenizer.backend)
+
+
+def not_found(name: str) -> ModelNotFound:
+    shown = name if len(name) <= 128 else name[:125] + "..."
+    return ModelNotFound(f"The model '{shown}' does not exist or you do not have access to it.", param="model")
+
+
+def _build(card: ModelCard, files: TokenizerFiles) -> ServedModel:
+    tokenizer = Tokenizer.load(files)
+    template = None
+    if files.chat_template:
+        try:
+            template = ChatTemplate(files)
+        except TemplateError as error:
+            log.error("chat template not usable; completions are", model=card.id, error=str(error))
+    longest = max(len(tokenizer.token_bytes(token_id)) for token_id in range(tokenizer.vocab_size))
+    spelled = max((len(name.encode()) for name in tokenizer.control_tokens), default=1)
+    return ServedModel(card, tokenizer, template, max(longest, spelled, 1))

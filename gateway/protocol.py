@@ -1,0 +1,90 @@
+"""Uvicorn's fast HTTP protocol with what it lacks: bounds on the size of a request's head and on the time it may take.
+
+Knows HTTP/1.1 and no application.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, ClassVar
+
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from noria.gateway.errors import InvalidRequest, envelope
+
+
+class BoundedHttp(HttpToolsProtocol):
+    """The limits are set once per process, by `bounded`: uvicorn makes the instances itself."""
+
+    max_head_bytes: ClassVar[int]
+    head_timeout: ClassVar[float]
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._in_head = True
+        self._head_bytes = 0
+        self._head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._begin_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end_head()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._in_head and not self.transport.is_closing():
+            self._head_bytes += len(data)
+            if self._head_bytes > self.max_head_bytes:
+                self._refuse(431, "Request Header Fields Too Large", "The request's headers are too large.")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._begin_head()
+
+    def on_headers_complete(self) -> None:
+        self._end_head()
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """In the API's own shape, like every other error."""
+        self._refuse(400, "Bad Request", msg)
+
+    def _begin_head(self) -> None:
+        self._end_head()
+        self._in_head, self._head_bytes = True, 0
+        self._head_timer = self.loop.call_later(self.head_timeout, self._head_too_slow)
+
+    def _end_head(self) -> None:
+        self._in_head = False
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_too_slow(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.close()
+
+    def _refuse(self, status: int, phrase: str, message: str) -> None:
+        body = envelope(InvalidRequest(message))
+        head = (
+            f"HTTP/1.1 {status} {phrase}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()
+
+
+def bounded(max_head_bytes: int, head_timeout: float) -> type[BoundedHttp]:
+    """The protocol class with these limits."""
+    return type("BoundedHttp", (BoundedHttp,), {"max_head_bytes": max_head_bytes, "head_timeout": head_timeout})

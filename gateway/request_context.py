@@ -1,0 +1,79 @@
+"""The outermost ASGI layer: request ids, OpenAI's response headers, counting, and a 500 for whatever nobody foresaw.
+
+Knows no endpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import time
+
+import structlog
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from noria.gateway.dependencies import ClientGone
+from noria.gateway.errors import UNEXPECTED, Overloaded, respond
+from noria.gateway.metrics import GatewayMetrics
+
+log = structlog.get_logger(__name__)
+
+_SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}\Z")
+_CLIENT_GONE = 499  # never sent: how a request that nobody waits for any more is counted and logged
+
+
+class RequestContext:
+    """Wraps the app. A trailing slash in the path is ignored."""
+
+    def __init__(self, app: ASGIApp, metrics: GatewayMetrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        path: str = scope["path"]
+        if len(path) > 1 and path.endswith("/"):
+            scope["path"] = path.rstrip("/") or "/"
+        began = time.perf_counter()
+        request_id = _request_id(scope)
+        status = _CLIENT_GONE
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                took = b"%d" % ((time.perf_counter() - began) * 1000)
+                own = [
+                    (b"x-request-id", request_id),
+                    (b"openai-processing-ms", took),
+                    (b"openai-version", b"2020-10-01"),
+                ]
+                message = {**message, "headers": [*message.get("headers", ()), *own]}
+            await send(message)
+
+        with structlog.contextvars.bound_contextvars(request_id=request_id.decode()):
+            try:
+                await self._app(scope, receive, send_with_headers)
+            except ClientGone:
+                log.debug("the client left", path=path)
+            except asyncio.CancelledError:  # the server stops, and its patience with open answers has ended
+                log.warning("an answer was cut off by the end of the server", path=path)
+                if status == _CLIENT_GONE:
+                    await respond(Overloaded("The server is shutting down."))(scope, receive, send_with_headers)
+            except Exception:
+                log.exception("unexpected error", path=path)
+                if status == _CLIENT_GONE:
+                    await respond(UNEXPECTED)(scope, receive, send_with_headers)
+            finally:
+                endpoint = getattr(scope.get("endpoint"), "__name__", "unmatched")
+                self._metrics.requests.labels(endpoint, str(status)).inc()
+                log.debug("answered", path=path, status=status, seconds=round(time.perf_counter() - began, 4))
+
+
+def _request_id(scope: Scope) -> bytes:
+    for name, value in scope["headers"]:
+        if name == b"x-request-id" and _SANE_ID.match(value):
+            return bytes(value)
+    return f"req_{secrets.token_hex(16)}".encode()

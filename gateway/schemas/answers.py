@@ -1,0 +1,151 @@
+"""The shapes of answers: usage, log-probabilities, and stream chunks with their constant part rendered once.
+
+Knows tokens only through a tokenizer that spells them; knows nothing of where they come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from noria.engine.wire.messages import TokenLogprob, Usage
+from noria.engine.wire.tokenizer import Tokenizer
+from noria.gateway.choice import Delta, ScoredToken
+
+_LEAST_LOGPROB = -9999.0
+"""Stands for minus infinity, which JSON cannot spell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What is the same in every object of one answer. `service_tier` is None where the shape has no such field."""
+
+    id: str
+    object: str
+    created: int  # Unix seconds
+    model: str
+    system_fingerprint: str
+    service_tier: str | None = None
+
+    def fields(self) -> dict[str, Any]:
+        tier = {} if self.service_tier is None else {"service_tier": self.service_tier}
+        return {
+            "id": self.id,
+            "object": self.object,
+            "created": self.created,
+            "model": self.model,
+            **tier,
+            "system_fingerprint": self.system_fingerprint,
+        }
+
+
+PromptToken = tuple[int, TokenLogprob | None, int]
+"""Id, score (None for a prompt's first token) and offset of an echoed token."""
+
+
+class Chunks:
+    """Renders server-sent events of one stream. With `include_usage` every chunk but the last says `usage: null`."""
+
+    def __init__(self, head: Head, *, include_usage: bool) -> None:
+        self._start = b"data: " + orjson.dumps(head.fields())[:-1] + b',"choices":['
+        self._end = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
+
+    def role(self, index: int) -> bytes:
+        delta = b'"delta":{"role":"assistant","content":"","refusal":null}'
+        return b'%s{"index":%d,%s,"logprobs":null,"finish_reason":null}%s' % (self._start, index, delta, self._end)
+
+    def chat(self, delta: Delta, logprobs: bytes) -> bytes:
+        """The chunks of one delta: its text if it has any, and the end in a chunk of its own."""
+        event = b""
+        if delta.text or delta.tokens:
+            event = b'%s{"index":%d,"delta":{"content":%s},"logprobs":%s,"finish_reason":null}%s' % (
+                self._start,
+                delta.index,
+                orjson.dumps(delta.text),
+                logprobs,
+                self._end,
+            )
+        if delta.finish:
+            event += b'%s{"index":%d,"delta":{},"logprobs":null,"finish_reason":"%s"}%s' % (
+                self._start,
+                delta.index,
+                delta.finish.encode(),
+                self._end,
+            )
+        return event
+
+    def text(self, delta: Delta, logprobs: bytes) -> bytes:
+        """One chunk of a plain completion."""
+        finish = b'"%s"' % delta.finish.encode() if delta.finish else b"null"
+        return b'%s{"index":%d,"text":%s,"logprobs":%s,"finish_reason":%s}%s' % (
+            self._start,
+            delta.index,
+            orjson.dumps(delta.text),
+            logprobs,
+            finish,
+            self._end,
+        )
+
+    def usage(self, usage: Usage) -> bytes:
+        return self._start + b'],"usage":' + orjson.dumps(usage_fields(usage)) + b"}\n\n"
+
+
+def usage_fields(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens, "audio_tokens": 0},
+        "completion_tokens_details": {
+            "reasoning_tokens": 0,
+            "audio_tokens": 0,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
+    }
+
+
+def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[ScoredToken], num_top: int) -> dict[str, Any]:
+    """Chat's shape: one entry per token, with its bytes and its `num_top` best alternatives, best first."""
+    return {
+        "content": [
+            {
+                **_entry(tokenizer, token.score.token_id, token.score.logprob),
+                "top_logprobs": [_entry(tokenizer, *pair) for pair in token.score.top[:num_top]],
+            }
+            for token in tokens
+        ],
+        "refusal": None,
+    }
+
+
+def completion_logprobs(
+    tokenizer: Tokenizer, tokens: Sequence[ScoredToken], num_top: int, prompt: Sequence[PromptToken]
+) -> dict[str, Any]:
+    """Completions' shape: parallel lists, echoed tokens first. A token's alternatives always include the token."""
+    scored = [*prompt, *((token.score.token_id, token.score, token.offset) for token in tokens)]
+    return {
+        "tokens": [tokenizer.token_text(token_id) for token_id, _, _ in scored],
+        "token_logprobs": [None if score is None else _finite(score.logprob) for _, score, _ in scored],
+        "top_logprobs": [None if score is None else _alternatives(tokenizer, score, num_top) for _, score, _ in scored],
+        "text_offset": [offset for _, _, offset in scored],
+    }
+
+
+def _alternatives(tokenizer: Tokenizer, score: TokenLogprob, num_top: int) -> dict[str, float]:
+    # Later pairs win where two tokens are spelled alike, so the best go in last.
+    pairs = [(score.token_id, score.logprob), *reversed(score.top[:num_top])]
+    best_last = {tokenizer.token_text(token_id): _finite(logprob) for token_id, logprob in pairs}
+    return dict(sorted(best_last.items(), key=lambda item: -item[1]))
+
+
+def _entry(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, Any]:
+    spelled = list(tokenizer.token_bytes(token_id, spell_control=True))
+    return {"token": tokenizer.token_text(token_id), "logprob": _finite(logprob), "bytes": spelled}
+
+
+def _finite(logprob: float) -> float:
+    return logprob if logprob > _LEAST_LOGPROB else _LEAST_LOGPROB

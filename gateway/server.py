@@ -1,0 +1,86 @@
+"""The gateway process: listens, serves the app until told to stop, and lets open answers end first.
+
+Knows no route.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+from types import FrameType
+
+import structlog
+import uvicorn
+
+from noria.engine.wire.broker import redact
+from noria.engine.wire.logs import configure
+from noria.gateway.app import create_app
+from noria.gateway.config import GatewaySettings
+from noria.gateway.protocol import bounded
+
+log = structlog.get_logger(__name__)
+
+_BACKLOG = 2048
+_EXIT_TEMPORARY = 1
+_EXIT_CONFIGURATION = 2
+
+
+def run(settings: GatewaySettings) -> int:
+    """Serve until SIGTERM or SIGINT. Returns the exit code. Where it cannot start, one line on stderr says why: then
+    the code is 1 for an address that is taken, and 2 for settings that will be as wrong at the next try."""
+    configure("gateway", settings.log_format, settings.log_level)
+    try:
+        app = create_app(settings)
+        listener = _listen(settings.host, settings.port)
+    except ValueError as error:
+        return _refuse(f"{redact(settings.redis_url)} is not the URL of a store: {error}", _EXIT_CONFIGURATION)
+    except OSError as error:
+        return _refuse(f"cannot listen on {settings.host}:{settings.port}: {error.strerror}", _EXIT_TEMPORARY)
+    if not settings.api_keys:
+        log.warning("no API key is set: every caller is let in")
+    config = uvicorn.Config(
+        app,
+        loop="uvloop",
+        http=bounded(settings.max_head_bytes, settings.head_timeout),
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=settings.keep_alive,
+        timeout_graceful_shutdown=settings.shutdown_timeout,
+    )
+    log.info("listening", host=settings.host, port=listener.getsockname()[1])
+    server = uvicorn.Server(config)
+
+    def stop(_: int, __: FrameType | None) -> None:
+        server.should_exit = True
+
+    # Uvicorn raises the signal again once it has shut down; with these in place that is not a death by signal.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    with listener:
+        server.run(sockets=[listener])
+    return 0
+
+
+def _refuse(reason: str, code: int) -> int:
+    print(f"noria gateway: {reason}", file=sys.stderr, flush=True)
+    return code
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises OSError where the address is taken or unknown."""
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener

@@ -1,0 +1,1 @@
+"""Text in and out of token ids: chat templates, incremental detokenising, stop strings. Knows no network."""

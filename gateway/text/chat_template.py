@@ -1,0 +1,234 @@
+"""Messages to prompt: the model's own chat template in a sandboxed Jinja, control tokens from the template alone.
+
+This file knows no requests, sampling or network; a request can never bring a template.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from noria.engine.wire.messages import TokenizerFiles
+from noria.engine.wire.tokenizer import Tokenizer
+from noria.gateway.text.template_input import TemplateError, free_characters, guarded, normalised
+
+__all__ = ["ChatTemplate", "TemplateError", "encode_chat"]
+
+MAX_RENDERED = 32 * 2**20  # characters
+_GUARD_NAME = "__noria_guard__"
+_PROBE = "noria probe"
+
+
+class ChatTemplate:
+    """A model's chat template, compiled once. Rendering is free of state and safe from several threads."""
+
+    def __init__(self, files: TokenizerFiles, *, max_rendered: int = MAX_RENDERED) -> None:
+        """Raises TemplateError if the model's template does not compile. A model without one is told at `render`."""
+        self._source = files.chat_template
+        self._max_rendered = max_rendered
+        names = {"bos_token": files.bos_token, "eos_token": files.eos_token, **files.special_tokens}
+        self._specials = {name: token for name, token in names.items() if token is not None}
+        self._reserved = {"messages", "tools", "add_generation_prompt", "chat_template", _GUARD_NAME, *names}
+        self._template: jinja2.Template | None = None
+        self._developer_role = self._content_parts = False
+        if files.chat_template is not None:
+            try:
+                self._template = _environment.from_string(files.chat_template)
+            except jinja2.TemplateError as error:
+                raise TemplateError(f"the model's chat template does not compile: {error}") from error
+            self._developer_role = "developer" in files.chat_template
+            self._content_parts = self._wants_parts()
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **kwargs: Any,
+    ) -> str:
+        """The prompt as text, as `transformers` renders it.
+
+        `continue_final_message` ends the prompt inside the last message, so that the model goes on with it (then
+        `add_generation_prompt` must be False). `kwargs` are variables for the template. Raises TemplateError when the
+        template refuses the messages (with its own words), when they have a shape it cannot take, when the text grows
+        past the limit, and when the model has no template.
+        """
+        text, guard = self.render_guarded(
+            messages,
+            lambda text, _: text,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            **kwargs,
+        )
+        return text.replace(guard, "")
+
+    def render_guarded(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        protect: Callable[[str, str], str],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **kwargs: Any,
+    ) -> tuple[str, str]:
+        """Like `render`, with `protect(text, guard)` applied to every string that came with the request.
+
+        Returns (rendered text, guard): `guard` is a character found in none of the strings.
+        """
+        if not messages:
+            raise TemplateError("there are no messages to render")
+        if continue_final_message and add_generation_prompt:
+            raise TemplateError("continue_final_message and add_generation_prompt cannot both be true")
+        reserved = sorted(self._reserved & kwargs.keys())
+        if reserved:
+            raise TemplateError(f"the template variable {reserved[0]!r} cannot be set by a request")
+        guard, marker = free_characters(2, self._source, messages, tools, kwargs, self._specials)
+        shaped = [
+            normalised(message, developer_role=self._developer_role, content_parts=self._content_parts)
+            for message in messages
+        ]
+        given = guarded({"messages": shaped, "tools": tools, **kwargs}, lambda text: protect(text, guard))
+        if continue_final_message:
+            _append(given["messages"][-1], marker + " ")
+        text = self._run(
+            {**self._specials, **given, "add_generation_prompt": add_generation_prompt, _GUARD_NAME: guard}
+        )
+        return (_cut_at(text, marker) if continue_final_message else text), guard
+
+    def _run(self, variables: dict[str, Any]) -> str:
+        if self._template is None:
+            raise TemplateError("this model has no chat template; use the completions endpoint")
+        pieces: list[str] = []
+        size = 0
+        try:
+            for piece in self._template.generate(variables):
+                pieces.append(piece)
+                size += len(piece)
+                if size > self._max_rendered:
+                    raise TemplateError(f"the rendered prompt is longer than {self._max_rendered} characters")
+        except TemplateError:
+            raise
+        except _Refusal as refusal:
+            raise TemplateError(str(refusal)) from refusal
+        except RecursionError as error:
+            raise TemplateError("messages or tools are nested too deep for the model's chat template") from error
+        except Exception as error:  # a template is a program: on input that it does not expect, anything can be raised
+            raise TemplateError(f"the model's chat template cannot render these messages: {error}") from error
+        return "".join(pieces)
+
+    def _wants_parts(self) -> bool:
+        """True where the template shows text only when content is a list of parts (vision models' templates)."""
+        shown = []
+        for content in (_PROBE, [{"type": "text", "text": _PROBE}]):
+            try:
+                variables = {"messages": [{"role": "user", "content": content}], "add_generation_prompt": True}
+                shown.append(_PROBE in self._run(self._specials | variables))
+            except TemplateError:
+                shown.append(False)
+        return shown == [False, True]
+
+
+def encode_chat(
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+    **kwargs: Any,
+) -> list[int]:
+    """Prompt ids. Control tokens come from the template alone; their spellings in the request's strings stay text.
+
+    No BOS is added: a template writes its own. Raises TemplateError as `ChatTemplate.render` does.
+    """
+    text, guard = template.render_guarded(
+        messages,
+        tokenizer.control.guard,
+        tools=tools,
+        add_generation_prompt=add_generation_prompt,
+        continue_final_message=continue_final_message,
+        **kwargs,
+    )
+    return tokenizer.encode_template(text, guard)
+
+
+def _append(message: dict[str, Any], tail: str) -> None:
+    if isinstance(message["content"], str):
+        message["content"] += tail
+    else:
+        message["content"][-1]["text"] += tail
+
+
+def _cut_at(text: str, marker: str) -> str:
+    """`text` up to `marker`, which was put behind the last message with a space behind itself.
+
+    If that space is gone, the template trims its messages, and the space before the marker goes too.
+    """
+    end = text.rfind(marker)
+    if end < 0:
+        raise TemplateError("the model's chat template does not show the final message, so it cannot be continued")
+    return text[:end] if text.startswith(" ", end + 1) else text[:end].rstrip()
+
+
+class _Refusal(Exception):
+    """Raised by a template's own `raise_exception(message)`."""
+
+
+class _Generation(Extension):
+    """`{% generation %}…{% endgeneration %}` marks the assistant's words for training; here it only scopes them."""
+
+    tags = {"generation"}  # noqa: RUF012  (the base class declares it so)
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+def _raise_exception(message: object) -> NoReturn:
+    raise _Refusal(str(message))
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.datetime.now().strftime(form)
+
+
+@jinja2.pass_context
+def _to_json(
+    context: jinja2.runtime.Context,
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON without HTML escapes. The guard is written as itself even where other characters are escaped."""
+    text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    guard = context.get(_GUARD_NAME)
+    return text.replace(json.dumps(guard)[1:-1], guard) if ensure_ascii and guard else text
+
+
+def _new_environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+_environment = _new_environment()

@@ -1,0 +1,74 @@
+"""The gateway's background work: contact with the store, the model snapshot, silent requests.
+
+Survives a store that is away, from the start or later. Knows no request's content.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+import structlog
+
+from noria.engine.wire.broker import BrokerUnavailable, QueueFull
+from noria.gateway.dependencies import cancel_and_wait
+from noria.gateway.services import Services
+
+log = structlog.get_logger(__name__)
+
+_PERIOD = 1.0
+"""Seconds between two looks at the pools."""
+
+
+class Upkeep:
+    """Runs between `start` and `stop`."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        self._tasks = [asyncio.create_task(self._run(), name="upkeep")]
+
+    async def stop(self) -> None:
+        for sink in list(self._services.pump.sinks()):  # what the end of the server cut off
+            sink.close()
+        await self._services.pump.drain(timeout=2.0)
+        await cancel_and_wait(*self._tasks)
+        await self._services.broker.close()
+
+    async def _run(self) -> None:
+        await self._connect()
+        self._tasks.append(asyncio.create_task(_for_ever("frame pump", self._services.pump.run), name="frame pump"))
+        await _for_ever("upkeep", self._tend)
+
+    async def _connect(self) -> None:
+        pause = 0.1
+        while True:
+            try:
+                return await self._services.broker.start()
+            except BrokerUnavailable as error:
+                self._services.directory.trouble = str(error)
+                log.warning("the store is away; trying again", error=str(error), seconds=pause)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 2.0)
+
+    async def _tend(self) -> None:
+        services = self._services
+        while True:
+            await services.directory.refresh()
+            for sink in list(services.pump.sinks()):
+                with suppress(BrokerUnavailable, QueueFull):  # the next round tries again
+                    await sink.resend_if_silent(services.settings.resend_after)
+            await asyncio.sleep(_PERIOD)
+
+
+async def _for_ever(name: str, work: Callable[[], Awaitable[None]]) -> None:
+    """Background work must not end quietly: an unforeseen error is logged, and the work begins again."""
+    while True:
+        try:
+            await work()
+        except Exception:
+            log.exception("background work failed; starting it again", work=name)
+        await asyncio.sleep(0.5)

@@ -1,0 +1,234 @@
+"""The `noria` command: `serve`, `gateway`, `engine`, `models`, `simulate`.
+
+Exit codes: 0 done or stopped as asked; 1 something around it failed (a port in use, a store out of reach), the same
+command may work later; 2 it cannot work as asked (an option, the model, the memory); 130 stopped by force.
+
+The one place where imports stand inside functions: each command loads what it needs, and `--version` loads nothing.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from noria.supervisor import EXIT_CONFIGURATION
+from noria.version import __version__
+
+ModelArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="MODEL", help="Alias, local folder (safetensors), GGUF file, or hub id.", show_default=False
+    ),
+]
+StateDir = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder of the embedded store's file and of the generated key. (default: ~/.local/state/noria)",
+        rich_help_panel="Serve",
+    ),
+]
+RedisUrl = Annotated[
+    str | None,
+    typer.Option(
+        help="Use this store; without it an embedded one is started. (NORIA_REDIS_URL)", rich_help_panel="Serve"
+    ),
+]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(
+        help="Keys that are let in, comma-separated; without any, one is generated and kept. (NORIA_API_KEY)",
+        rich_help_panel="Serve",
+    ),
+]
+
+
+def serve(
+    model: ModelArgument = None,
+    redis_url: RedisUrl = None,
+    api_key: ApiKey = None,
+    state_dir: StateDir = None,
+    **given: Any,
+) -> int:
+    """Serve a model: store, engine and gateway in one command, until Ctrl-C."""
+    from noria.engine.config import EngineConfig
+    from noria.gateway.config import GatewaySettings
+    from noria.options import build
+
+    chosen = _given(model=model, redis_url=redis_url, api_key=api_key, **given)
+    for settings in (EngineConfig, GatewaySettings):
+        build(settings, chosen)  # a bad value is told before the slow imports
+    from noria.serve import CannotStart, serve
+
+    try:
+        return serve(chosen, state_dir)
+    except CannotStart as error:
+        _fail(str(error), error.code)
+
+
+def gateway(**given: Any) -> int:
+    """Run a gateway alone; engines serve it through the same store."""
+    from noria.gateway.config import GatewaySettings
+    from noria.options import build
+
+    settings = build(GatewaySettings, _given(**given))
+    from noria.gateway.server import run
+
+    return run(settings)
+
+
+def engine(model: ModelArgument = None, **given: Any) -> int:
+    """Run an engine alone; gateways reach it through the same store."""
+    from noria.engine.config import EngineConfig
+    from noria.options import build
+
+    config = build(EngineConfig, _given(model=model, **given))
+    from noria.engine.server import run
+
+    return run(config)
+
+
+def models() -> None:
+    """List the models that lie on this machine."""
+    from rich.console import Console
+    from rich.filesize import decimal
+    from rich.table import Table
+
+    from noria.engine.models.source import list_models
+
+    table = Table(box=None, pad_edge=False)
+    for heading in ("MODEL", "SIZE", "KIND"):
+        table.add_column(heading, no_wrap=True, justify="right" if heading == "SIZE" else "left")
+    table.add_column("WHERE", overflow="fold")
+    for source in list_models():
+        table.add_row(source.name, decimal(source.size_bytes), source.kind, str(source.path))
+    # Piped, each model is one line for the next program, however long.
+    Console(width=None if sys.stdout.isatty() else 1000, highlight=False).print(table)
+
+
+def simulate(**given: Any) -> int:
+    """Compare the scheduling policies on a simulated engine: latency against load."""
+    from noria.simulate import simulate_command
+
+    return simulate_command(**given)
+
+
+OWN_OPTIONS = frozenset({"model", "redis_url", "api_key", "progress_fd"})
+"""Fields that `serve` words itself, or that are between it and its children."""
+
+
+def _serve_parameters() -> list[inspect.Parameter]:
+    from noria.engine.config import EngineConfig
+    from noria.gateway.config import GatewaySettings
+    from noria.options import Panel, parameters
+
+    return parameters(Panel("Gateway", GatewaySettings, OWN_OPTIONS), Panel("Engine", EngineConfig, OWN_OPTIONS))
+
+
+def _gateway_parameters() -> list[inspect.Parameter]:
+    from noria.gateway.config import GatewaySettings
+    from noria.options import Panel, parameters
+
+    return parameters(Panel("Gateway", GatewaySettings))
+
+
+def _engine_parameters() -> list[inspect.Parameter]:
+    from noria.engine.config import EngineConfig
+    from noria.options import Panel, parameters
+
+    return parameters(Panel("Engine", EngineConfig, skip=frozenset({"model", "progress_fd"})))
+
+
+def _simulate_parameters() -> list[inspect.Parameter]:
+    from noria.simulate import simulate_command
+
+    return list(inspect.signature(simulate_command, eval_str=True).parameters.values())
+
+
+COMMANDS: dict[Callable[..., int | None], Callable[[], list[inspect.Parameter]] | None] = {
+    serve: _serve_parameters,
+    gateway: _gateway_parameters,
+    engine: _engine_parameters,
+    models: None,
+    simulate: _simulate_parameters,
+}
+"""Each command, and how to find the options that it takes from settings classes."""
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Entry point of `noria`. A failure is one line on standard error."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    usage_error: type[Exception] = typer.BadParameter.__mro__[1]  # the parent of every complaint about arguments
+    try:
+        result = _app(arguments)(arguments or ["--help"], prog_name="noria", standalone_mode=False)
+    except usage_error as error:
+        message = error.format_message()  # type: ignore[attr-defined]  # typer exports no name for its class
+        _fail(f"{message.rstrip('.')} (see noria --help)", EXIT_CONFIGURATION)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] == "noria":
+            raise
+        _fail(f"{error.name} is not installed: pip install 'noria[engine,embedded]'", EXIT_CONFIGURATION)
+    except Exception as error:
+        from noria.options import BadSetting
+
+        if not isinstance(error, BadSetting):
+            raise
+        _fail(str(error), EXIT_CONFIGURATION)
+    sys.exit(result or 0)
+
+
+def _app(arguments: Sequence[str]) -> typer.Typer:
+    app = typer.Typer(
+        help="OpenAI-compatible serving with iteration-level scheduling.",
+        add_completion=False,
+        pretty_exceptions_enable=False,  # its tracebacks print local variables, and those hold keys
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+    @app.callback(invoke_without_command=True)
+    def root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+        if version:
+            print(f"noria {__version__}")
+            raise typer.Exit
+
+    # Options are made for the named command alone: reading the settings classes takes longer than all the rest.
+    named = next((word for word in arguments if not word.startswith("-")), "")
+    for command, find_parameters in COMMANDS.items():
+        if find_parameters is not None and command.__name__ == named:
+            app.command()(_with_parameters(command, find_parameters()))
+        elif find_parameters is not None:
+            app.command()(_with_parameters(command, []))
+        else:
+            app.command()(command)
+    return app
+
+
+def _with_parameters(command: Callable[..., int | None], more: list[inspect.Parameter]) -> Callable[..., int | None]:
+    """The command with `**given` replaced by real options in the signature that typer reads."""
+
+    def run(**values: Any) -> int | None:
+        return command(**values)
+
+    signature = inspect.signature(command, eval_str=True)
+    fixed = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for parameter in signature.parameters.values()
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    ]
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__signature__ = inspect.Signature(fixed + more)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in fixed + more}
+    return run
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    print(f"noria: {message}", file=sys.stderr)
+    sys.exit(code)

@@ -1,0 +1,118 @@
+"""`noria simulate`: latency against load for the scheduling policies, as a table, a plot and JSON.
+
+Knows options and how to show figures; `simulation.py` makes them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from noria.engine.scheduling.policy import POLICIES
+from noria.options import BadSetting
+from noria.simulation import CostModel, Engine, Workload, simulate
+
+LOADS = (0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.2)
+"""Default loads, as shares of what a full batch could serve."""
+
+
+def simulate_command(
+    *,
+    rate: Annotated[
+        list[float] | None, typer.Option(help="Requests per second; repeat it. (default: around the capacity)")
+    ] = None,
+    requests: Annotated[int, typer.Option(min=1, help="Requests in each run.")] = 300,
+    prompt: Annotated[tuple[int, int], typer.Option(help="Prompt tokens, uniform.")] = (32, 512),
+    output: Annotated[tuple[int, int], typer.Option(help="Output tokens, uniform.")] = (1, 128),
+    max_tokens: Annotated[int, typer.Option(min=0, help="Asked for by clients; 0: exactly the output.")] = 0,
+    max_batch_size: Annotated[int, typer.Option(min=1, help="Requests in one iteration at most.")] = 16,
+    max_batch_tokens: Annotated[int, typer.Option(min=1, help="Token budget of one iteration.")] = 512,
+    kv_blocks: Annotated[int, typer.Option(min=1, help="Blocks of the KV memory.")] = 1024,
+    block_size: Annotated[int, typer.Option(min=1, help="Tokens in one block.")] = 16,
+    iteration_ms: Annotated[float, typer.Option(min=0, help="Cost of an iteration.")] = 47.0,
+    decode_row_ms: Annotated[float, typer.Option(min=0, help="Cost of a decoding row.")] = 8.0,
+    prompt_token_ms: Annotated[float, typer.Option(min=0, help="Cost of a prompt token.")] = 2.5,
+    kv_token_us: Annotated[float, typer.Option(min=0, help="Cost of a token of context read, in microseconds.")] = 5.0,
+    seed: Annotated[int, typer.Option(help="Of lengths and arrivals.")] = 0,
+    plot: Annotated[Path | None, typer.Option(help="Draw latency against throughput into this PNG.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here.")] = None,
+) -> int:
+    """Compare the scheduling policies on a simulated engine: latency against load."""
+    cost = CostModel(iteration_ms / 1e3, decode_row_ms / 1e3, prompt_token_ms / 1e3, kv_token_us / 1e6)
+    workload = Workload(requests, prompt, output, max_tokens, seed)
+    engine = Engine(max_batch_size, max_batch_tokens, kv_blocks, block_size)
+    _check(engine, workload, cost, rate)
+    if plot is not None and find_spec("matplotlib") is None:
+        raise BadSetting("--plot needs matplotlib: pip install 'noria[bench]'")
+    rates = rate or [share * engine.capacity(cost, workload) for share in LOADS]
+    summaries = [
+        simulate(policy, load, engine=engine, workload=workload, cost=cost).summary()
+        for load in rates
+        for policy in POLICIES
+    ]
+    Console().print(table_of(summaries))
+    if json_file is not None:
+        settings = {"cost": asdict(cost), "workload": asdict(workload), "engine": asdict(engine)}
+        json_file.write_text(json.dumps({**settings, "results": summaries}, indent=2) + "\n")
+    if plot is not None:
+        draw(summaries, plot)
+    return 0
+
+
+def _check(engine: Engine, workload: Workload, cost: CostModel, rates: Sequence[float] | None) -> None:
+    for name, (low, high) in (("prompt", workload.prompt), ("output", workload.output)):
+        if not 0 < low <= high:
+            raise BadSetting(f"--{name} {low} {high}: 0 < shortest <= longest")
+    for rate in rates or ():
+        if not rate > 0:  # nan included
+            raise BadSetting(f"--rate {rate:g}: must be more than 0")
+    if not any(asdict(cost).values()):
+        raise BadSetting("an iteration that costs nothing has no latency: give some cost")
+    longest = workload.prompt[1] + max(workload.output[1], workload.max_tokens)
+    if longest > engine.num_blocks * engine.block_size:
+        raise BadSetting(f"--kv-blocks {engine.num_blocks}: a request may have {longest} tokens and would never fit")
+
+
+def table_of(summaries: Sequence[dict[str, Any]]) -> Table:
+    """The figures for a terminal: one block of rows per load."""
+    table = Table(title="latency against load", caption="per token: end-to-end latency over output tokens")
+    for heading in ("req/s", "policy", "ms/token p50", "p99", "first s p50", "p99", "tok/s", "rows", "preempted"):
+        table.add_column(heading, justify="left" if heading == "policy" else "right")
+    for summary in summaries:
+        table.add_row(
+            f"{summary['rate']:.3f}",
+            summary["policy"],
+            f"{1e3 * summary['latency_per_token_median']:.0f}",
+            f"{1e3 * summary['latency_per_token_p99']:.0f}",
+            f"{summary['time_to_first_token_median']:.2f}",
+            f"{summary['time_to_first_token_p99']:.2f}",
+            f"{summary['tokens_per_second']:.1f}",
+            f"{summary['mean_batch_size']:.1f}",
+            str(summary["num_preemptions"]),
+            end_section=summary["policy"] == list(POLICIES)[-1],
+        )
+    return table
+
+
+def draw(summaries: Sequence[dict[str, Any]], file: Path) -> None:
+    """Median latency per token and p99 of the first token against throughput, as in Figure 10 of the paper."""
+    from matplotlib.figure import Figure  # of the extra `bench`
+
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    measures = {"latency_per_token_median": "median latency per token [s]", "time_to_first_token_p99": "p99 TTFT [s]"}
+    for axes, (measure, label) in zip(figure.subplots(1, 2), measures.items(), strict=True):
+        for policy in POLICIES:
+            points = [summary for summary in summaries if summary["policy"] == policy]
+            axes.plot([p["tokens_per_second"] for p in points], [p[measure] for p in points], "o-", label=policy)
+        axes.set(xlabel="throughput [tokens/s]", ylabel=label, yscale="log")
+        axes.grid(alpha=0.3)
+        axes.legend()
+    figure.savefig(file, dpi=150, format="png")

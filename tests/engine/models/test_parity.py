@@ -1,0 +1,171 @@
+"""The decoder against transformers on the same weights: the demo GGUF, and tiny random models as safetensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from noria.engine.models.build import build_weights
+from noria.engine.models.decoder import Decoder
+from noria.engine.models.gguf_checkpoint import GGUFCheckpoint
+from noria.engine.models.safetensors_checkpoint import SafetensorsCheckpoint
+from noria.engine.models.source import resolve
+from noria.kernels import ops
+from noria.kernels.layout import RaggedLayout
+from noria.kernels.ops import KVPools
+
+BLOCK_SIZE = 16
+BLOCKS_PER_ROW = 40
+
+
+def pools_for(model: Decoder, num_rows: int) -> KVPools:
+    spec = model.spec
+    blocks = num_rows * BLOCKS_PER_ROW
+    return ops.new_kv_pools(spec.num_layers, blocks, BLOCK_SIZE, spec.num_kv_heads, spec.head_dim)
+
+
+def run(model: Decoder, kv: KVPools, rows: list[tuple[int, int, list[int]]], decode_rows: int) -> Tensor:
+    """One step over rows of (index of the row, tokens computed, new token ids): logits of every token."""
+    # Blocks of the rows are interleaved, so that no row's memory is contiguous.
+    num_rows = len(kv.keys[0]) // BLOCKS_PER_ROW
+    placed = [
+        (computed, len(ids), [block * num_rows + index for block in range(-(-(computed + len(ids)) // BLOCK_SIZE))])
+        for index, computed, ids in rows
+    ]
+    token_ids = torch.tensor([token for _, _, ids in rows for token in ids])
+    positions = torch.cat([torch.arange(computed, computed + len(ids)) for _, computed, ids in rows])
+    layout = RaggedLayout.build(placed, decode_rows, BLOCK_SIZE)
+    return model.forward(token_ids, positions, kv, layout, torch.arange(len(token_ids)))
+
+
+def random_prompts(vocab_size: int, lengths: list[int]) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(7)
+    return [torch.randint(0, vocab_size, (length,), generator=generator).tolist() for length in lengths]
+
+
+def expected_logits(reference: Any, prompt: list[int]) -> Tensor:
+    with torch.inference_mode():
+        logits: Tensor = reference(torch.tensor([prompt])).logits[0]
+    return logits
+
+
+def check_ragged(model: Decoder, reference: Any, prompts: list[list[int]], tolerance: float) -> None:
+    """Feed the prompts as one ragged batch in three steps: whole, in chunks, and token by token at the end."""
+    expected = [expected_logits(reference, prompt) for prompt in prompts]
+    kv = pools_for(model, len(prompts))
+    half = [len(prompt) // 2 for prompt in prompts]
+    last = [len(prompt) - 1 for prompt in prompts]
+    first = [(i, 0, prompt[: half[i]]) for i, prompt in enumerate(prompts) if half[i] > 0]
+    second = [(i, half[i], prompt[half[i] : last[i]]) for i, prompt in enumerate(prompts) if last[i] > half[i]]
+    decode = [(i, last[i], prompt[last[i] :]) for i, prompt in enumerate(prompts)]
+    # The second step mixes decode rows (the first prompts) with chunks of the others, decode rows first.
+    early, late = decode[:2], [row for row in second if row[0] >= 2]
+    steps = [(first, 0), ([row for row in second if row[0] < 2], 0), (early + late, len(early)), (decode[2:], None)]
+    for rows, decode_rows in steps:
+        if rows:
+            logits = run(model, kv, rows, len(rows) if decode_rows is None else decode_rows)
+            wanted = torch.cat([expected[i][computed : computed + len(ids)] for i, computed, ids in rows])
+            assert logits.shape == wanted.shape and logits.dtype == torch.float32
+            assert float((logits - wanted).abs().max()) < tolerance * float(wanted.abs().max())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads that wait for each other are slow on cores that other work shares."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def demo() -> tuple[Decoder, Any]:
+    path = resolve("smollm2-135m-instruct").path
+    checkpoint = GGUFCheckpoint(path)
+    model = Decoder(checkpoint.spec(), build_weights(checkpoint.spec(), checkpoint))
+    reference = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    return model, reference.eval()
+
+
+def test_demo_logits_equal_transformers(demo: tuple[Decoder, Any]) -> None:
+    model, reference = demo
+    check_ragged(model, reference, random_prompts(model.spec.vocab_size, [3, 20, 1, 70, 17, 33]), 1e-4)
+
+
+def test_demo_greedy_tokens_equal_transformers(demo: tuple[Decoder, Any]) -> None:
+    model, reference = demo
+    prompts = [
+        [504, 3575, 282, 4649, 314],
+        [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1, 520, 9531, 198],
+    ]
+    kv = pools_for(model, len(prompts))
+    logits = run(model, kv, [(i, 0, prompt) for i, prompt in enumerate(prompts)], 0)
+    ends = torch.tensor([len(prompt) for prompt in prompts]).cumsum(0) - 1
+    outputs = [[int(token)] for token in logits[ends].argmax(-1)]
+    for step in range(11):
+        rows = [(i, len(prompt) + step, outputs[i][-1:]) for i, prompt in enumerate(prompts)]
+        for output, token in zip(outputs, run(model, kv, rows, len(rows)).argmax(-1).tolist(), strict=True):
+            output.append(token)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        ids = reference.generate(
+            torch.tensor([prompt]), max_new_tokens=12, min_new_tokens=12, do_sample=False, eos_token_id=None
+        )
+        assert output == ids[0, len(prompt) :].tolist()
+
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+SIZES: dict[str, Any] = {
+    "vocab_size": 300,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+}
+TINY_MODELS = {
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
+    "llama-tied-head-dim": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, head_dim=32, tie_word_embeddings=True)),
+    "llama-biases": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True)),
+    "llama3-rope": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=LLAMA3_ROPE)),
+    "linear-rope": lambda: LlamaForCausalLM(
+        LlamaConfig(**SIZES, rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0})
+    ),
+    "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=None)),
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES)),
+}
+
+
+@pytest.mark.parametrize("name", TINY_MODELS)
+def test_tiny_models_equal_transformers(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    reference = TINY_MODELS[name]().eval()
+    with torch.no_grad():
+        for parameter in reference.parameters():  # biases start as zeros and norms as ones: a swap would go unseen
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    reference.save_pretrained(tmp_path, max_shard_size="100KB")
+    checkpoint = SafetensorsCheckpoint(tmp_path)
+    assert checkpoint.spec().num_parameters <= sum(p.numel() for p in reference.parameters())
+    model = Decoder(checkpoint.spec(), build_weights(checkpoint.spec(), checkpoint))
+    check_ragged(model, reference, random_prompts(300, [3, 40, 1, 150, 17, 400]), 1e-4)

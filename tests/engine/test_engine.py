@@ -1,0 +1,288 @@
+"""The loop over a real store: real scheduler, executor and broker; only the model is a function of the tokens."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from noria.engine.engine import Engine
+from noria.engine.execution.executor import LocalExecutor
+from noria.engine.execution.step import RowOutput, StepInput
+from noria.engine.scheduling.kv_blocks import KVBlocks
+from noria.engine.scheduling.policy import POLICIES
+from noria.engine.scheduling.scheduler import Scheduler
+from noria.engine.wire.broker import EngineBroker, GatewayBroker
+from noria.engine.wire.messages import (
+    FinishReason,
+    GenerationRequest,
+    ModelCard,
+    SamplingParams,
+    TokenFrame,
+    TokenizerFiles,
+)
+
+BAD, BROKEN_LOGITS, EOS = 666, 667, 999
+CARD = ModelCard(
+    id="tiny",
+    aliases=(),
+    created=1,
+    max_model_len=512,
+    vocab_size=1000,
+    kv_tokens=64 * 16,
+    block_size=16,
+    eos_token_ids=(EOS,),
+    reserve_output=False,
+    policy="paged",
+    fingerprint="fp",
+)
+FILES = TokenizerFiles("{}", None, None, None, False)
+
+
+def next_token(last: int) -> int:
+    """The model: each token is followed by one more; 499 by the end of the sequence."""
+    return EOS if last == 499 else last + 1
+
+
+class TinyModel:
+    """Fails whole iterations that hold the token BAD, and gives broken logits to rows that hold BROKEN_LOGITS."""
+
+    def __init__(self) -> None:
+        self.batch_sizes: list[int] = []
+        self.pace = 0.0
+
+    def execute(self, step: StepInput) -> list[RowOutput]:
+        time.sleep(self.pace)
+        self.batch_sizes.append(len(step.rows))
+        if any(BAD in row.token_ids for row in step.rows):
+            raise ArithmeticError("planted fault")
+        return [
+            RowOutput(error="planted")
+            if BROKEN_LOGITS in row.token_ids
+            else RowOutput((next_token(row.token_ids[-1]),) if row.sampling else ())
+            for row in step.rows
+        ]
+
+
+class RunningEngine:
+    def __init__(self, url: str, *, lease_seconds: float = 5.0) -> None:
+        self.model = TinyModel()
+        self.scheduler = Scheduler(
+            POLICIES["paged"], KVBlocks(64, 16, True), max_batch_size=8, max_batch_tokens=64, max_model_len=512
+        )
+        self.executor = LocalExecutor(self.model.execute)
+        self.broker = EngineBroker(url, "tiny", lease_seconds=lease_seconds)
+        self.broker.register(CARD, FILES)
+        self.engine = Engine(self.scheduler, self.executor, self.broker, CARD)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self.engine.run, args=(self._stop,))
+        self._thread.start()
+
+    def halt(self) -> None:
+        """Stop turning, as a process that dies would; the lease stays until it lapses."""
+        self._stop.set()
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+        self.executor.close()
+
+    def stop(self) -> None:
+        self.halt()
+        self.broker.close()
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    binary = shutil.which("redis-server")
+    assert binary, "redis-server is needed"
+    folder = Path("/tmp") / tmp_path_factory.mktemp("store").name  # a socket's path has 107 bytes
+    folder.mkdir(exist_ok=True)
+    socket = folder / "s"
+    process = subprocess.Popen([binary, "--port", "0", "--unixsocket", str(socket), "--save", "", "--dir", str(folder)])
+    client = redis.Redis(unix_socket_path=str(socket))
+    until = time.monotonic() + 10
+    while True:
+        try:
+            client.ping()
+            break
+        except redis.ConnectionError:
+            assert time.monotonic() < until
+            time.sleep(0.02)
+    yield f"unix://{socket}"
+    client.close()
+    process.terminate()
+    process.wait(10)
+    shutil.rmtree(folder)
+
+
+class Client:
+    """A gateway's face without HTTP."""
+
+    def __init__(self, broker: GatewayBroker) -> None:
+        self.broker = broker
+        self._frames = broker.frames()
+        self.tokens: dict[str, list[int]] = {}
+        self.last: dict[str, TokenFrame] = {}
+
+    async def send(self, request_id: str, prompt: list[int], **fields: object) -> None:
+        sampling = SamplingParams(**{"max_tokens": 8, "temperature": 0, **fields.pop("sampling", {})})  # type: ignore[arg-type,dict-item]
+        request = GenerationRequest(request_id, "tiny", prompt, sampling, self.broker.boot_id, **fields)  # type: ignore[arg-type]
+        await self.broker.enqueue(request, CARD)
+
+    async def read(self, until: Callable[[], bool]) -> None:
+        while not until():
+            for frame in await anext(self._frames):
+                known = self.tokens.setdefault(frame.request_id, [])
+                assert frame.seq <= len(known), "a gap"
+                known += frame.token_ids[len(known) - frame.seq :]
+                assert frame.request_id not in self.last, "two ends"
+                if frame.finish is not None:
+                    self.last[frame.request_id] = frame
+
+    async def ends(self, *request_ids: str) -> list[FinishReason | None]:
+        await self.read(lambda: all(i in self.last for i in request_ids))
+        return [self.last[i].finish for i in request_ids]
+
+
+@pytest.fixture
+async def client(store: str):  # type: ignore[no-untyped-def]
+    redis.Redis.from_url(store).flushall()
+    broker = GatewayBroker(store)
+    await broker.start()
+    yield Client(broker)
+    await broker.close()
+
+
+@pytest.fixture
+def engine(client: Client, store: str) -> Iterator[RunningEngine]:
+    running = RunningEngine(store)
+    yield running
+    running.stop()
+
+
+async def test_requests_end_with_their_own_tokens(client: Client, engine: RunningEngine) -> None:
+    for i in range(20):
+        await client.send(f"r{i}", [10 * i], sampling={"max_tokens": 1 + i % 7})
+    assert await client.ends(*(f"r{i}" for i in range(20))) == ["length"] * 20
+    for i in range(20):
+        assert client.tokens[f"r{i}"] == list(range(10 * i + 1, 10 * i + 2 + i % 7))
+    engine.scheduler.check()
+
+
+async def test_the_end_token_ends_and_is_counted(client: Client, engine: RunningEngine) -> None:
+    await client.send("stop", [497], sampling={"max_tokens": 50})
+    await client.send("stop id", [10], sampling={"max_tokens": 50, "stop_token_ids": (13,)})
+    assert await client.ends("stop", "stop id") == ["stop", "stop"]
+    assert client.tokens == {"stop": [498, 499, EOS], "stop id": [11, 12, 13]}
+    usage = client.last["stop"].usage
+    assert usage is not None and (usage.prompt_tokens, usage.completion_tokens) == (1, 3)
+
+
+async def test_a_late_short_request_leaves_before_an_early_long_one(client: Client, engine: RunningEngine) -> None:
+    engine.model.pace = 0.005
+    await client.send("long", [10], sampling={"max_tokens": 200})
+    await client.read(lambda: len(client.tokens.get("long", [])) > 5)
+    await client.send("short", [300], sampling={"max_tokens": 5})
+    await client.ends("short")
+    assert "long" not in client.last
+    await client.ends("long")
+    assert max(engine.model.batch_sizes) == 2
+
+
+async def test_a_fault_ends_its_own_request_and_no_other(client: Client, engine: RunningEngine) -> None:
+    engine.model.pace = 0.002
+    for i in range(4):
+        await client.send(f"good{i}", [10 * i], sampling={"max_tokens": 30})
+    await client.read(lambda: len(client.tokens.get("good3", [])) > 3)
+    await client.send("raises", [5, BAD, 7])
+    await client.send("nan", [5, BROKEN_LOGITS, 7])
+    assert await client.ends("raises", "nan") == ["error", "error"]
+    assert client.last["raises"].error and client.last["nan"].error
+    assert await client.ends(*(f"good{i}" for i in range(4))) == ["length"] * 4
+    for i in range(4):
+        assert client.tokens[f"good{i}"] == list(range(10 * i + 1, 10 * i + 31))
+    engine.scheduler.check()
+
+
+async def test_what_can_never_fit_is_told_and_harms_nobody(client: Client, engine: RunningEngine) -> None:
+    await client.send("huge", [1] * 400, sampling={"max_tokens": 400})
+    await client.send("fine", [1])
+    assert await client.ends("huge", "fine") == ["error", "length"]
+    assert "800" in (client.last["huge"].error or "") and "512" in (client.last["huge"].error or "")
+
+
+async def test_cancel_frees_the_slot_at_the_next_iteration(client: Client, engine: RunningEngine) -> None:
+    engine.model.pace = 0.01
+    await client.send("long", [10], sampling={"max_tokens": 400, "ignore_eos": True})
+    await client.read(lambda: len(client.tokens.get("long", [])) > 3)
+    await client.broker.cancel("tiny", "long")
+    assert await client.ends("long") == ["cancelled"]
+    assert len(client.tokens["long"]) < 100
+    assert engine.scheduler.kv.num_held == 0
+
+
+async def test_a_deadline_ends_a_running_request(client: Client, engine: RunningEngine) -> None:
+    engine.model.pace = 0.01
+    deadline = int(time.time() * 1000) + 300
+    await client.send("late", [10], sampling={"max_tokens": 400}, deadline_ms=deadline)
+    assert await client.ends("late") == ["expired"]
+    assert client.tokens["late"]
+
+
+async def test_max_tokens_zero_computes_the_prompt_and_ends(client: Client, engine: RunningEngine) -> None:
+    await client.send("zero", list(range(100)), sampling={"max_tokens": 0})
+    assert await client.ends("zero") == ["length"]
+    assert client.tokens["zero"] == []
+
+
+async def test_another_engine_goes_on_where_one_died(client: Client, store: str) -> None:
+    first = RunningEngine(store, lease_seconds=0.6)
+    first.model.pace = 0.005
+    for i in range(3):
+        await client.send(f"r{i}", [100 * i], sampling={"max_tokens": 120})
+    await client.read(lambda: len(client.tokens.get("r2", [])) > 10)
+    first.halt()
+    second = RunningEngine(store)
+    try:
+        reaped = 0
+        while reaped < 3:
+            reaped += await client.broker.reap("tiny")
+        assert await client.ends("r0", "r1", "r2") == ["length"] * 3
+        for i in range(3):
+            assert client.tokens[f"r{i}"] == list(range(100 * i + 1, 100 * i + 121))
+    finally:
+        second.stop()
+        first.broker.close()
+
+
+async def test_stopping_hands_back_what_is_unfinished(client: Client, store: str) -> None:
+    first = RunningEngine(store)
+    first.model.pace = 0.005
+    await client.send("r", [10], sampling={"max_tokens": 150})
+    await client.read(lambda: len(client.tokens.get("r", [])) > 10)
+    first.stop()
+    second = RunningEngine(store)
+    try:
+        assert await client.ends("r") == ["length"]
+        assert client.tokens["r"] == list(range(11, 161))
+    finally:
+        second.stop()
+
+
+async def test_gauges_fall_to_zero_when_idle(client: Client, engine: RunningEngine) -> None:
+    await client.send("r", [10])
+    await client.ends("r")
+    until = time.monotonic() + 5
+    while True:
+        (status,) = await client.broker.models()
+        (stats,) = status.engines.values()
+        if stats.generation_tokens_total == 8 and stats.running == stats.batch_size == stats.kv_blocks_used == 0:
+            break
+        assert time.monotonic() < until, stats
+        time.sleep(0.05)
+    assert stats.prompt_tokens_total == 1 and stats.requests_finished_total == 1 and stats.iterations_total >= 8

