@@ -25,8 +25,8 @@ from noria.engine.wire.tokenizer import Tokenizer
 TIE = 1e-4
 TEXT = (
     "The harbour town lay quiet under the morning fog while the keeper of the old lighthouse counted the boats that "
-    "had come home during the night. def add(a, b):\n    return a + b\n\n1, 2, 3, 5, 8, 13, 21 … Łódź, 東京, naïve café. "
-    "What is the capital of France? Water boils at 100 degrees. She said: \"It's late.\" <b>bold</b> & more; "
+    "had come home during the night. def add(a, b):\n    return a + b\n\n1, 2, 3, 5, 8 … Łódź, 東京, naïve café. "
+    'What is the capital of France? Water boils at 100 degrees. She said: "It\'s late." <b>bold</b> & more; '
 )
 
 
@@ -54,7 +54,9 @@ def reference_step_logits(model: torch.nn.Module, prompt: list[int], output: lis
         return model(torch.tensor([prompt + output[:-1]])).logits[0, len(prompt) - 1 :].float()
 
 
-def compare(run: str, model: torch.nn.Module, prompts: list[list[int]], outputs: list[list[int]], report: Report) -> None:
+def compare(
+    run: str, model: torch.nn.Module, prompts: list[list[int]], outputs: list[list[int]], report: Report
+) -> None:
     """Hold each output against the reference's best token at every place, given the same tokens before it.
 
     Teacher forcing gives the same verdict as the reference's own greedy generation, since both agree up to the first
@@ -96,15 +98,18 @@ def main(arguments: list[str] | None = None) -> int:
     model = AutoModelForCausalLM.from_pretrained(where[0], dtype=torch.float32, **where[1]).eval()
     report = Report()
     compare("together", model, prompts, together, report)
-    compare("alone", model, prompts, alone, report)
+    # Where both runs gave the same tokens, one verdict holds for both.
+    apart = [i for i in range(len(prompts)) if alone[i] != together[i]]
+    compare("alone", model, [prompts[i] for i in apart], [alone[i] for i in apart], report)
     for run, index, place, gap in report.ties:
         print(f"tie: {run}, prompt {index} of {len(prompts[index])} tokens, place {place}, gap {gap:.1e}")
     for run, index, place, ours, theirs, gap in report.differences:
         print(f"DIFFERS: {run}, prompt {index}, place {place}: {ours}, reference {theirs}, gap {gap:.3g}")
     lengths = [len(prompt) for prompt in prompts]
     print(
-        f"{len(prompts)} prompts of {min(lengths)} to {max(lengths)} tokens, alone and together: {report.tokens} tokens "
-        f"compared, {len(report.ties)} ties within {TIE}, {len(report.differences)} differences"
+        f"{len(prompts)} prompts of {min(lengths)} to {max(lengths)} tokens, {len(apart)} of them not the same alone as "
+        f"together: {report.tokens} tokens compared, {len(report.ties)} ties within {TIE}, "
+        f"{len(report.differences)} differences"
     )
     return 1 if report.differences else 0
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from noria.engine.config import EngineConfig
+from noria.engine.config import EngineConfig, settle_environment
 from noria.engine.execution.executor import LocalExecutor
 from noria.engine.execution.model_runner import ModelRunner
 from noria.engine.execution.step import RowInput, StepInput
@@ -75,11 +75,13 @@ def plan(config: EngineConfig) -> Plan:
 def assemble(plan: Plan, progress: Callable[[int, int], None] | None = None) -> Assembly:
     """Load the weights and build everything around them. `progress` gets bytes done and bytes in all."""
     config, spec = plan.config, plan.spec
+    settle_environment()
     torch.set_num_threads(config.threads or os.cpu_count() or 1)
     loaded = load(plan.source, progress=progress)
     pools = ops.new_kv_pools(spec.num_layers, plan.num_blocks, config.block_size, spec.num_kv_heads, spec.head_dim)
     runner = ModelRunner(loaded.model, pools, config.block_size)
     runner.execute(StepInput([RowInput([0], 0, [0], None)], 0))  # the first call pays for lazy set-up: no client's
+    executor = LocalExecutor(runner.execute)
     policy = POLICIES[config.policy]
     scheduler = Scheduler(
         policy,
@@ -88,6 +90,7 @@ def assemble(plan: Plan, progress: Callable[[int, int], None] | None = None) -> 
         max_batch_size=config.max_batch_size,
         max_batch_tokens=config.max_batch_tokens,
         max_model_len=plan.max_model_len,
+        num_stages=executor.depth,
     )
     card = ModelCard(
         id=plan.name,
@@ -102,4 +105,4 @@ def assemble(plan: Plan, progress: Callable[[int, int], None] | None = None) -> 
         policy=policy.name,
         fingerprint=loaded.fingerprint,
     )
-    return Assembly(card, loaded.tokenizer_files, scheduler, LocalExecutor(runner.execute))
+    return Assembly(card, loaded.tokenizer_files, scheduler, executor)

@@ -5,10 +5,13 @@ The CLI derives its options from these fields, so a field added here is an optio
 
 from __future__ import annotations
 
+import os
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from noria.engine.memory import parse_size
 
 DEMO_MODEL = "smollm2-135m-instruct"
 
@@ -25,7 +28,9 @@ class EngineConfig(BaseSettings):
     max_batch_size: int = Field(64, ge=1, le=4096, description="Requests in one iteration at most")
     max_batch_tokens: int = Field(512, ge=16, le=1_048_576, description="Token budget of one iteration")
     max_model_len: int = Field(0, ge=0, description="Prompt plus output in tokens at most; 0: the model's own length")
-    kv_memory: str = Field("auto", description="Bytes for the KV cache, e.g. 512MiB; auto: a quarter of what is free, 2GiB at most")
+    kv_memory: str = Field(
+        "auto", description="Bytes for the KV cache, e.g. 512MiB; auto: a quarter of what is free, 2GiB at most"
+    )
     block_size: int = Field(16, ge=1, le=256, description="Tokens in one KV block")
     prefix_cache: bool = Field(True, description="Reuse the KV blocks of equal prompt prefixes of one tenant")
     threads: int = Field(0, ge=0, le=1024, description="Compute threads; 0: one per core")
@@ -35,3 +40,20 @@ class EngineConfig(BaseSettings):
     )
     log_format: Literal["auto", "text", "json"] = Field("auto", description="auto: text on a terminal, else JSON")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe line to log")
+
+    @field_validator("kv_memory")
+    @classmethod
+    def _is_a_size(cls, value: str) -> str:
+        if value.strip().lower() != "auto":
+            parse_size(value)
+        return value
+
+
+def settle_environment() -> None:
+    """Tell the numeric libraries how to behave; to be called before they load. What the operator has set stays.
+
+    MKL otherwise rounds by how its buffers happen to be aligned, so that a row's bits would depend on its batch mates.
+    OpenMP's threads otherwise spin while they wait, which on a shared machine costs more than waking them.
+    """
+    os.environ.setdefault("MKL_CBWR", "AUTO")
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

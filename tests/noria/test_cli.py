@@ -55,7 +55,7 @@ def test_version_and_help_load_nothing_heavy() -> None:
 def test_help_lists_the_commands(arguments: list[str]) -> None:
     done = noria(*arguments)
     assert done.returncode == 0
-    for command in ("serve", "gateway", "engine", "models"):
+    for command in ("serve", "gateway", "engine", "models", "simulate"):
         assert command in done.stdout
 
 
@@ -78,6 +78,7 @@ def test_help_of_serve_lists_what_can_be_set() -> None:
         (["serve", "--port", "99999"], ["--port", "99999"]),
         (["serve", "--policy", "fifo"], ["--policy", "fifo", "paged"]),
         (["engine", "--max-batch-size", "0"], ["--max-batch-size", "0"]),
+        (["simulate", "--rate", "-1"], ["--rate", "-1"]),
         (["gateway", "--log-format", "xml"], ["--log-format", "xml"]),
     ],
 )
@@ -95,6 +96,13 @@ def test_models_lists_the_demo_model() -> None:
     [line] = [line for line in done.stdout.splitlines() if line.startswith("smollm2-135m-instruct ")]
     assert "gguf" in line and " MB " in line
     assert Path(line.split()[-1]).is_file()
+
+
+def test_simulate_compares_the_policies() -> None:
+    done = noria("simulate", "--requests", "5", "--rate", "0.5")
+    assert done.returncode == 0, done.stderr
+    for policy in ("static", "orca", "paged"):
+        assert policy in done.stdout
 
 
 def test_serve_of_a_missing_model(tmp_path: Path) -> None:

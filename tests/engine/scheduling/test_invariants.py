@@ -141,6 +141,7 @@ class SimulatedEngine:
             self.plans.append([])
             assert not (alive and idle), "requests are here, none is in flight, and nothing steps"
             return False
+        self.scheduler.check()
         self.check_plan(batch)
         self.in_flight.append(
             InFlight(

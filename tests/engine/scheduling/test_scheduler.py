@@ -300,13 +300,14 @@ def test_each_pipeline_stage_gets_a_batch() -> None:
 
 def test_an_earlier_request_waits_for_a_later_one_in_flight_and_keeps_its_blocks() -> None:
     scheduler = scheduler_of("paged", num_blocks=5, batch=1, stages=2)
-    early, late = request_of("early", prompt=7, max_tokens=9), request_of("late", prompt=7, max_tokens=9)
+    early, late = request_of("early", prompt=6, max_tokens=9), request_of("late", prompt=7, max_tokens=9)
     scheduler.add(early)
     scheduler.add(late)
     plans: list[Batch] = []
     ended: list[str] = []
     while len(scheduler):
         while len(plans) < 2 and (batch := scheduler.select()) is not None:
+            scheduler.check()
             plans.append(batch)
         ended += [p.request.id for p in finish(scheduler, plans.pop(0)) if p.finish is not None]
     assert ended == ["early", "late"]
