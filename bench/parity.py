@@ -107,8 +107,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"DIFFERS: {run}, prompt {index}, place {place}: {ours}, reference {theirs}, gap {gap:.3g}")
     lengths = [len(prompt) for prompt in prompts]
     print(
-        f"{len(prompts)} prompts of {min(lengths)} to {max(lengths)} tokens, {len(apart)} of them not the same alone as "
-        f"together: {report.tokens} tokens compared, {len(report.ties)} ties within {TIE}, "
+        f"{len(prompts)} prompts of {min(lengths)} to {max(lengths)} tokens, {len(apart)} of them not the same alone "
+        f"as together: {report.tokens} tokens compared, {len(report.ties)} ties within {TIE}, "
         f"{len(report.differences)} differences"
     )
     return 1 if report.differences else 0
