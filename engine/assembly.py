@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from noria.engine.config import EngineConfig, settle_environment
+from noria.engine.config import EngineConfig
 from noria.engine.execution.executor import LocalExecutor
 from noria.engine.execution.model_runner import ModelRunner
 from noria.engine.execution.step import RowInput, StepInput
@@ -75,7 +75,6 @@ def plan(config: EngineConfig) -> Plan:
 def assemble(plan: Plan, progress: Callable[[int, int], None] | None = None) -> Assembly:
     """Load the weights and build everything around them. `progress` gets bytes done and bytes in all."""
     config, spec = plan.config, plan.spec
-    settle_environment()
     torch.set_num_threads(config.threads or os.cpu_count() or 1)
     loaded = load(plan.source, progress=progress)
     pools = ops.new_kv_pools(spec.num_layers, plan.num_blocks, config.block_size, spec.num_kv_heads, spec.head_dim)

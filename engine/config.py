@@ -5,7 +5,6 @@ The CLI derives its options from these fields, so a field added here is an optio
 
 from __future__ import annotations
 
-import os
 from typing import Literal
 
 from pydantic import Field, field_validator
@@ -47,13 +46,3 @@ class EngineConfig(BaseSettings):
         if value.strip().lower() != "auto":
             parse_size(value)
         return value
-
-
-def settle_environment() -> None:
-    """Tell the numeric libraries how to behave; to be called before they load. What the operator has set stays.
-
-    MKL otherwise rounds by how its buffers happen to be aligned, so that a row's bits would depend on its batch mates.
-    OpenMP's threads otherwise spin while they wait, which on a shared machine costs more than waking them.
-    """
-    os.environ.setdefault("MKL_CBWR", "AUTO")
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

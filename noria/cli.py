@@ -83,11 +83,10 @@ def gateway(**given: Any) -> int:
 
 def engine(model: ModelArgument = None, **given: Any) -> int:
     """Run an engine alone; gateways reach it through the same store."""
-    from noria.engine.config import EngineConfig, settle_environment
+    from noria.engine.config import EngineConfig
     from noria.options import build
 
     config = build(EngineConfig, _given(model=model, **given))
-    settle_environment()
     from noria.engine.server import run
 
     return run(config)

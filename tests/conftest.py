@@ -9,9 +9,7 @@ import os
 
 from hypothesis import HealthCheck, settings
 
-from noria.engine.config import settle_environment
-
-settle_environment()  # before any test loads torch
+import noria.engine  # noqa: F401 - sets the numeric libraries' environment before any test loads torch
 
 _common = settings(deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("noria", _common, max_examples=200, stateful_step_count=20)

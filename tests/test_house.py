@@ -181,7 +181,8 @@ def imports_at_the_top(house: Tree) -> list[str]:
 def environment_in_config_only(house: Tree) -> list[str]:
     complaints = []
     for file in house.values():
-        if file.is_in("engine/config.py", "gateway/config.py", "noria/"):
+        # engine/__init__.py sets two variables that the numeric libraries read when they load, and reads none.
+        if file.is_in("engine/__init__.py", "engine/config.py", "gateway/config.py", "noria/"):
             continue
         for node in file.nodes:
             reads = isinstance(node, ast.Attribute) and node.attr in ("environ", "environb", "getenv", "putenv")
