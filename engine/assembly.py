@@ -68,6 +68,8 @@ def plan(config: EngineConfig) -> Plan:
         least=block_bytes,
     )
     num_blocks = pool // block_bytes
+    # What the pool cannot hold can never run: the context that clients are told is the one they can use.
+    max_model_len = min(max_model_len, num_blocks * config.block_size)
     name = config.served_model_name or source.name
     return Plan(config, source, spec, name, max_model_len, num_blocks, num_blocks * block_bytes)
 

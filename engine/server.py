@@ -76,7 +76,7 @@ def _serve(config: EngineConfig, stop: threading.Event) -> int:
         stop.set()
         assembly.executor.close()
         broker.close()
-    log.info("stopped; what was unfinished is back in the queue")
+    log.info("stopped")
     return EXIT_OK
 
 

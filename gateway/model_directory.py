@@ -64,6 +64,8 @@ class ModelDirectory:
         if status is None:
             if not self.fresh:
                 raise Overloaded(STORE_AWAY, retry_after=2)
+            if not self.models:  # the first engine is still loading: a client should try again, not give up
+                raise Overloaded("No engine serves a model yet. Please try again.", retry_after=2)
             raise not_found(name)
         model = self._served.get(status.card.id)
         if not status.engines or model is None:
@@ -103,7 +105,8 @@ class ModelDirectory:
 
 def not_found(name: str) -> ModelNotFound:
     shown = name if len(name) <= 128 else name[:125] + "..."
-    return ModelNotFound(f"The model '{shown}' does not exist or you do not have access to it.", param="model")
+    known = "GET /v1/models lists those that do."
+    return ModelNotFound(f"The model '{shown}' does not exist or you do not have access to it. {known}", param="model")
 
 
 def _build(card: ModelCard, files: TokenizerFiles) -> ServedModel:

@@ -107,7 +107,8 @@ Noria {__version__} serves {model}
 
 curl {base_url}/chat/completions \\
   -H "Authorization: Bearer {shown}" -H "Content-Type: application/json" \\
-  -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "{question}"}}]}}'
+  -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "{question}"}}],
+       "temperature": 0, "max_tokens": 64}}'
 
 from openai import OpenAI
 
@@ -115,6 +116,8 @@ client = OpenAI(base_url="{base_url}", api_key="{shown}")
 answer = client.chat.completions.create(
     model="{model}",
     messages=[{{"role": "user", "content": "{question}"}}],
+    temperature=0,
+    max_tokens=64,
 )
 print(answer.choices[0].message.content)
 """

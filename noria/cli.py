@@ -171,7 +171,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] == "noria":
             raise
-        _fail(f"{error.name} is not installed: pip install 'noria[engine,embedded]'", EXIT_CONFIGURATION)
+        _fail(
+            f"{error.name} is not installed: run `make install` in Noria's checkout",
+            EXIT_CONFIGURATION,
+        )
     except Exception as error:
         from noria.options import BadSetting
 

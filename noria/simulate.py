@@ -51,7 +51,7 @@ def simulate_command(
     engine = Engine(max_batch_size, max_batch_tokens, kv_blocks, block_size)
     _check(engine, workload, cost, rate)
     if plot is not None and find_spec("matplotlib") is None:
-        raise BadSetting("--plot needs matplotlib: pip install 'noria[bench]'")
+        raise BadSetting("--plot needs matplotlib: pip install matplotlib")
     rates = rate or [share * engine.capacity(cost, workload) for share in LOADS]
     summaries = [
         simulate(policy, load, engine=engine, workload=workload, cost=cost).summary()
@@ -83,9 +83,9 @@ def _check(engine: Engine, workload: Workload, cost: CostModel, rates: Sequence[
 
 def table_of(summaries: Sequence[dict[str, Any]]) -> Table:
     """The figures for a terminal: one block of rows per load."""
-    legend = "ms/tok: latency over output tokens; first s: until the first token; both medians; lost: preemptions"
+    legend = "ms/tok: latency over output tokens; first s: until the first token; medians, each with its p99"
     table = Table(title="latency against load", caption=legend)
-    for heading in ("req/s", "policy", "ms/tok", "p99", "first s", "p99", "tok/s", "rows", "lost"):
+    for heading in ("req/s", "policy", "ms/tok", "p99 ms", "first s", "p99 s", "tok/s", "rows", "evicted"):
         table.add_column(heading, justify="left" if heading == "policy" else "right")
     for summary in summaries:
         table.add_row(

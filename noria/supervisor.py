@@ -40,7 +40,8 @@ class _Post:
 class Supervisor:
     """`run()` blocks until a signal or a final failure, and leaves no process behind.
 
-    `say` gets one line per event; `on_tick` is called about every 0.1 s while the children run.
+    `say` gets one line per event; `on_tick` is called about every 0.1 s while the children run, `on_stop` once when
+    they are about to be stopped.
     """
 
     def __init__(
@@ -49,12 +50,14 @@ class Supervisor:
         *,
         say: Callable[[str], None],
         on_tick: Callable[[], None] | None = None,
+        on_stop: Callable[[], None] | None = None,
         first_delay: float = FIRST_DELAY,
     ) -> None:
         self._first_delay = first_delay
         self._posts = [_Post(spec, first_delay, was_ready=spec.ready is None) for spec in specs]
         self._say = say
         self._on_tick = on_tick or (lambda: None)
+        self._on_stop = on_stop or (lambda: None)
         self._selector = selectors.DefaultSelector()
         self._signals = 0
 
@@ -128,6 +131,7 @@ class Supervisor:
     def _stop_all(self) -> bool:
         """Last started, first stopped, each with its own time to finish. False if a further signal cut that short."""
         told = self._signals
+        self._on_stop()
         for post in reversed(self._posts):
             if post.child is None:
                 continue

@@ -1,4 +1,4 @@
-"""Every key name of the broker in one place (the scripts make theirs from the same pool prefix), and every lifetime.
+"""The key names that Python uses (scripts make theirs from the same pool prefix, see docs), and every lifetime.
 
 Knows names and times only: no client, no message.
 """
