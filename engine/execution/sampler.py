@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from noria.engine.execution.noise import uniform
+from noria.engine.execution.noise import exponentials
 from noria.engine.execution.step import RowOutput, Sampling
 from noria.engine.wire.messages import SamplingParams, TokenLogprob
 
@@ -81,11 +81,11 @@ def _adjust(logits: Tensor, row: Sampling) -> None:
 
 
 def _draw(logits: Tensor, rows: Sequence[Sampling]) -> list[int]:
-    """One draw per row of `logits` [R, V] by inverting the distribution function over the vocabulary in id order.
-
-    Id order and not order of probability: two nearly equal probabilities may change places when a batch mate changes
-    the rounding of a matrix product, and then a sorted row would give another token for the same noise.
-    """
+    """One draw per row of `logits` [R, V]: the token whose exponential draw, divided by its probability, is smallest
+    (the Gumbel-max trick). Inverting the distribution function would need one number a row instead of one a token, but
+    there the rounding of every earlier token moves a token's place: after a batch mate, another chunk or another
+    engine has changed last bits, draws from the long tail would come out different. Here the two best must be as close
+    as the rounding."""
     temperature = torch.tensor([row.params.temperature for row in rows], dtype=torch.float32)
     # The maximum is taken out before the division, so that a tiny temperature cannot overflow.
     logits = (logits - logits.amax(dim=1, keepdim=True)) / temperature[:, None]
@@ -95,10 +95,11 @@ def _draw(logits: Tensor, rows: Sequence[Sampling]) -> list[int]:
         floor = _floors(probabilities[filtered], [rows[i].params for i in filtered])
         kept = probabilities[filtered]
         probabilities[filtered] = torch.where(kept >= floor[:, None], kept, 0.0)
-    cumulative = torch.cumsum(probabilities, dim=1, dtype=torch.float64)
-    noise = torch.tensor([uniform(row.params.seed, row.position) for row in rows], dtype=torch.float64)
-    picks = torch.searchsorted(cumulative, (noise * cumulative[:, -1])[:, None], right=True)[:, 0]
-    return [int(pick) for pick in picks.clamp_(max=logits.shape[1] - 1).tolist()]
+    vocab = logits.shape[1]
+    return [
+        int(torch.argmax(row_probabilities / exponentials(row.params.seed, row.position, vocab)))
+        for row_probabilities, row in zip(probabilities, rows, strict=True)
+    ]
 
 
 def _has_filter(params: SamplingParams) -> bool:
