@@ -11,11 +11,8 @@ from collections.abc import Callable
 from noria.engine.wire.messages import ModelCard
 from noria.gateway.errors import ContextLengthExceeded, InvalidRequest
 from noria.gateway.model_directory import ServedModel
-from noria.gateway.schemas.chat import ChatRequest
+from noria.gateway.schemas.chat import INLINE_BYTES, ChatRequest
 from noria.gateway.text.chat_template import TemplateError, encode_chat
-
-_INLINE_CHARS = 20_000
-"""Texts up to this long are encoded on the event loop (under 10 ms); longer ones in a thread."""
 
 
 async def chat_prompt(model: ServedModel, request: ChatRequest) -> list[int]:
@@ -40,7 +37,7 @@ async def chat_prompt(model: ServedModel, request: ChatRequest) -> list[int]:
         )
 
     try:
-        prompt = await _off_loop_if_long(encode, num_bytes)
+        prompt = await _encode(encode, in_thread=request.is_large)
     except TemplateError as error:
         raise InvalidRequest(f"The model's chat template refuses these messages: {error}", param="messages") from error
     if not prompt:
@@ -53,7 +50,7 @@ async def text_prompt(model: ServedModel, text: str) -> list[int]:
     tokenizer = model.tokenizer
     num_bytes = len(text.encode())
     _refuse_hopeless(model, -(-num_bytes // model.longest_token), "prompt")
-    prompt = await _off_loop_if_long(lambda: tokenizer.encode(text), num_bytes)
+    prompt = await _encode(lambda: tokenizer.encode(text), in_thread=num_bytes > INLINE_BYTES)
     if tokenizer.add_bos and tokenizer.bos_id is not None:
         return [tokenizer.bos_id, *prompt]
     if prompt:
@@ -105,5 +102,8 @@ def _refuse_hopeless(model: ServedModel, least_tokens: int, param: str) -> None:
         )
 
 
-async def _off_loop_if_long(encode: Callable[[], list[int]], size: int) -> list[int]:
-    return encode() if size <= _INLINE_CHARS else await asyncio.to_thread(encode)
+async def _encode(encode: Callable[[], list[int]], *, in_thread: bool) -> list[int]:
+    if in_thread:
+        return await asyncio.to_thread(encode)
+    await asyncio.sleep(0)  # many short prompts in a row must let others have their turn
+    return encode()

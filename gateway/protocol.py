@@ -6,6 +6,7 @@ Knows HTTP/1.1 and no application.
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any, ClassVar
 
 from uvicorn.config import Config
@@ -42,6 +43,8 @@ class BoundedHttp(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._in_head:
+            data = _without_upgrade(data)
         super().data_received(data)
         if self._in_head and not self.transport.is_closing():
             self._head_bytes += len(data)
@@ -83,6 +86,17 @@ class BoundedHttp(HttpToolsProtocol):
         )
         self.transport.write(head.encode() + body)
         self.transport.close()
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """Drop an offer to switch protocols, as RFC 9110 allows: the parser would take the body for the new protocol's.
+    Java's client offers HTTP/2 with every first request."""
+    end = data.find(b"\r\n\r\n")
+    head = data if end < 0 else data[:end]
+    return _UPGRADE.sub(b"", head) + data[len(head) :] if b"pgrade" in head or b"PGRADE" in head else data
+
+
+_UPGRADE = re.compile(rb"\r\nupgrade:[^\r\n]*", re.IGNORECASE)
 
 
 def bounded(max_head_bytes: int, head_timeout: float) -> type[BoundedHttp]:

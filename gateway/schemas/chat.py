@@ -7,15 +7,23 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
+import orjson
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from noria.gateway.schemas.sampling import MAX_LOGPROBS, REFUSED, SamplingFields, combination
-from noria.gateway.schemas.strict import Strict
+from noria.gateway.schemas.strict import FIRST_FAULT, Strict, at_most
 
 _RESERVED_KWARGS = frozenset(
     ("chat_template", "messages", "tools", "add_generation_prompt", "continue_final_message", "bos_token", "eos_token")
 )
+
+
+INLINE_BYTES = 20_000
+"""Texts up to this long are encoded on the event loop (under 10 ms); longer ones beside it."""
+
+MAX_KWARGS_BYTES = 16 * 1024
+"""Of `chat_template_kwargs` as JSON: switches for a template, not texts."""
 
 
 class TextPart(Strict):
@@ -38,7 +46,7 @@ def _text_only(part: Any) -> Any:
 
 
 Part = Annotated[TextPart | RefusalPart, Field(discriminator="type"), BeforeValidator(_text_only)]
-Content = str | list[Part]
+Content = str | Annotated[list[Part], FIRST_FAULT]
 
 
 class FunctionCall(Strict):
@@ -77,10 +85,10 @@ class AssistantMessage(Strict):
     content: Content | None = None
     name: str | None = None
     refusal: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], FIRST_FAULT] | None = None
     function_call: FunctionCall | None = None
     reasoning_content: str | None = None
-    annotations: list[Any] | None = Field(None, max_length=0)
+    annotations: Annotated[list[Any], at_most(0)] | None = None
     audio: None = None
 
 
@@ -121,22 +129,30 @@ class ChatRequest(SamplingFields):
         "prompt_cache_retention": "is not supported by this server", "documents": "is not supported by this server",
     }  # fmt: skip
 
-    messages: list[Message] = Field(min_length=1)
+    messages: Annotated[list[Message], FIRST_FAULT] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     response_format: TextFormat | None = None
-    modalities: list[Literal["text"]] = Field(default=["text"], min_length=1, max_length=4)
+    modalities: Annotated[list[Literal["text"]], at_most(4)] = Field(default=["text"], min_length=1)
     reasoning_effort: Literal["none"] | None = None
     verbosity: Literal["medium"] | None = None
     store: Literal[False] = False
-    metadata: dict[str, Annotated[str, Field(max_length=512)]] = Field(default={}, max_length=16)
+    metadata: Annotated[dict[str, Annotated[str, Field(max_length=512)]], at_most(16)] = Field(default={})
     prompt_cache_key: str | None = Field(None, max_length=4096)
     safety_identifier: str | None = Field(None, max_length=4096)
 
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
-    chat_template_kwargs: dict[str, Any] = Field(default={}, max_length=64)
+    chat_template_kwargs: Annotated[dict[str, Any], at_most(64)] = Field(default={})
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _small(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if len(orjson.dumps(value)) > MAX_KWARGS_BYTES:
+            message = "they have more than {most} bytes of JSON"
+            raise PydanticCustomError("chat_template_kwargs", message, {"most": MAX_KWARGS_BYTES})
+        return value
 
     @field_validator("metadata")
     @classmethod
@@ -177,9 +193,20 @@ class ChatRequest(SamplingFields):
         """UTF-8 bytes of all content, in which a template may add but from which it takes little away."""
         return sum(_text_bytes(message.content) for message in self.messages)
 
+    @property
+    def is_large(self) -> bool:
+        """Whether rendering and encoding take long enough to be done beside the event loop."""
+        beside = sum(_bytes_beside(message) for message in self.messages if isinstance(message, AssistantMessage))
+        return self.text_bytes + beside + 100 * len(self.messages) > INLINE_BYTES
+
     def template_messages(self) -> list[dict[str, Any]]:
         """The messages as plain data for a chat template."""
         return [message.model_dump(exclude_none=True) for message in self.messages]
+
+
+def _bytes_beside(message: AssistantMessage) -> int:
+    calls = sum(len(call.function.arguments) for call in message.tool_calls or ())
+    return calls + len(message.reasoning_content or "") + len(message.refusal or "")
 
 
 def _text_bytes(content: Content | None) -> int:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from noria.gateway.schemas.strict import RequestBody, Strict
+from noria.gateway.schemas.strict import FIRST_FAULT, RequestBody, Strict, at_most
 
 MAX_LOGPROBS = 20
 """Alternatives per token at most."""
@@ -55,10 +55,10 @@ class SamplingFields(RequestBody):
     temperature: float = Field(1.0, ge=0, le=2)
     top_p: float = Field(1.0, ge=0, le=1)
     n: int = Field(1, ge=1, le=128)
-    stop: Annotated[list[StopString], BeforeValidator(_stop_list)] = Field(default=[], max_length=256)
+    stop: Annotated[list[StopString], FIRST_FAULT, BeforeValidator(_stop_list), at_most(256)] = Field(default=[])
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] = Field(default={}, max_length=4096)
+    logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], at_most(4096)] = Field(default={})
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -70,7 +70,7 @@ class SamplingFields(RequestBody):
     repetition_penalty: float = Field(1.0, ge=0.01, le=100)
     min_tokens: int = Field(0, ge=0)
     ignore_eos: bool = False
-    stop_token_ids: list[int] = Field(default=[], max_length=256)
+    stop_token_ids: Annotated[list[int], at_most(256)] = Field(default=[])
     skip_special_tokens: Literal[True] = True
     spaces_between_special_tokens: Literal[True] = True
     include_stop_str_in_output: bool = False

@@ -9,10 +9,22 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
-from pydantic_core import ErrorDetails
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, ValidationError, model_validator
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from noria.gateway.errors import InvalidRequest, UnsupportedParameter
+
+MAX_FIELDS = 128
+"""Fields of one object at most. Pydantic reports every field it does not know: a million of them would hold up
+everybody. For the same reason lists that a client may fill are annotated `FIRST_FAULT`."""
+
+
+class _FirstFault(FailFast):
+    __hash__ = object.__hash__  # a union of annotated types asks for one
+
+
+FIRST_FAULT = _FirstFault()
+"""Annotates a list: its first bad item is reported and no other looked at."""
 
 
 class Strict(BaseModel):
@@ -23,9 +35,24 @@ class Strict(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _null_is_absent(cls, value: Any) -> Any:
-        if isinstance(value, dict) and None in value.values():
+        if not isinstance(value, dict):
+            return value
+        if len(value) > MAX_FIELDS:
+            raise PydanticCustomError("too_many_fields", "an object has more than {most} fields", {"most": MAX_FIELDS})
+        if None in value.values():
             return {name: item for name, item in value.items() if item is not None}
         return value
+
+
+def at_most(most: int) -> BeforeValidator:
+    """Bounds a list or an object before its items are looked at, each of which could be a finding of its own."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, list | dict) and len(value) > most:
+            raise PydanticCustomError("too_many_items", "it has more than {most} items", {"most": most})
+        return value
+
+    return BeforeValidator(check)
 
 
 class RequestBody(Strict):

@@ -37,6 +37,7 @@ class ChatTemplate:
         names = {"bos_token": files.bos_token, "eos_token": files.eos_token, **files.special_tokens}
         self._specials = {name: token for name, token in names.items() if token is not None}
         self._reserved = {"messages", "tools", "add_generation_prompt", "chat_template", _GUARD_NAME, *names}
+        self._reserved |= _environment.globals.keys()
         self._template: jinja2.Template | None = None
         self._developer_role = self._content_parts = False
         if files.chat_template is not None:
@@ -50,6 +51,7 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
+        /,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
@@ -77,6 +79,7 @@ class ChatTemplate:
         self,
         messages: Sequence[Mapping[str, Any]],
         protect: Callable[[str, str], str],
+        /,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
@@ -144,6 +147,7 @@ def encode_chat(
     tokenizer: Tokenizer,
     template: ChatTemplate,
     messages: Sequence[Mapping[str, Any]],
+    /,
     *,
     tools: Sequence[Mapping[str, Any]] | None = None,
     add_generation_prompt: bool = True,
