@@ -149,8 +149,12 @@ class ChatRequest(SamplingFields):
     @field_validator("chat_template_kwargs")
     @classmethod
     def _small(cls, value: dict[str, Any]) -> dict[str, Any]:
-        if len(orjson.dumps(value)) > MAX_KWARGS_BYTES:
-            message = "they have more than {most} bytes of JSON"
+        try:
+            small = len(orjson.dumps(value)) <= MAX_KWARGS_BYTES
+        except orjson.JSONEncodeError:  # nested more than 254 levels deep
+            small = False
+        if not small:
+            message = "they are nested too deep or have more than {most} bytes of JSON"
             raise PydanticCustomError("chat_template_kwargs", message, {"most": MAX_KWARGS_BYTES})
         return value
 
