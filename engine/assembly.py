@@ -35,6 +35,7 @@ class Plan:
     source: ModelSource
     spec: ModelSpec
     name: str
+    aliases: tuple[str, ...]
     max_model_len: int
     num_blocks: int
     kv_bytes: int
@@ -68,8 +69,8 @@ def plan(config: EngineConfig) -> Plan:
         least=block_bytes,
     )
     num_blocks = pool // block_bytes
-    name = config.served_model_name or source.name
-    return Plan(config, source, spec, name, max_model_len, num_blocks, num_blocks * block_bytes)
+    name, *aliases = config.served_names or (source.name,)
+    return Plan(config, source, spec, name, tuple(aliases), max_model_len, num_blocks, num_blocks * block_bytes)
 
 
 def assemble(plan: Plan, progress: Callable[[int, int], None] | None = None) -> Assembly:
@@ -94,7 +95,7 @@ def assemble(plan: Plan, progress: Callable[[int, int], None] | None = None) -> 
     )
     card = ModelCard(
         id=plan.name,
-        aliases=(),
+        aliases=plan.aliases,
         created=int(time.time()),
         max_model_len=plan.max_model_len,
         vocab_size=spec.vocab_size,
