@@ -35,6 +35,7 @@ class Plan:
     source: ModelSource
     spec: ModelSpec
     name: str
+    aliases: tuple[str, ...]
     max_model_len: int
     num_blocks: int
     kv_bytes: int
@@ -70,8 +71,8 @@ def plan(config: EngineConfig) -> Plan:
     num_blocks = pool // block_bytes
     # What the pool cannot hold can never run: the context that clients are told is the one they can use.
     max_model_len = min(max_model_len, num_blocks * config.block_size)
-    name = config.served_model_name or source.name
-    return Plan(config, source, spec, name, max_model_len, num_blocks, num_blocks * block_bytes)
+    name, *aliases = config.served_names or (source.name,)
+    return Plan(config, source, spec, name, tuple(aliases), max_model_len, num_blocks, num_blocks * block_bytes)
 
 
 def assemble(plan: Plan, progress: Callable[[int, int], None] | None = None) -> Assembly:
@@ -95,7 +96,7 @@ def assemble(plan: Plan, progress: Callable[[int, int], None] | None = None) -> 
     )
     card = ModelCard(
         id=plan.name,
-        aliases=(),
+        aliases=plan.aliases,
         created=int(time.time()),
         max_model_len=plan.max_model_len,
         vocab_size=spec.vocab_size,

@@ -21,7 +21,9 @@ class EngineConfig(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="NORIA_ENGINE_", frozen=True, populate_by_name=True)
 
     model: str = Field(DEMO_MODEL, description="Alias, local folder (safetensors), GGUF file, or hub id")
-    served_model_name: str = Field("", description="Name in the API; default: the alias, or the file's own name")
+    served_model_name: str = Field(
+        "", description="Name in the API, and aliases after commas; default: the alias, or the file's own name"
+    )
     redis_url: str = Field("redis://127.0.0.1:6379/0", validation_alias="NORIA_REDIS_URL", description="The store")
     policy: Literal["static", "orca", "paged"] = Field("paged", description="Scheduling policy")
     max_batch_size: int = Field(64, ge=1, le=4096, description="Requests in one iteration at most")
@@ -34,6 +36,9 @@ class EngineConfig(BaseSettings):
     prefix_cache: bool = Field(True, description="Reuse the KV blocks of equal prompt prefixes of one tenant")
     threads: int = Field(0, ge=0, le=1024, description="Compute threads; 0: one per core")
     lease_seconds: float = Field(5.0, gt=0.5, le=600, description="An engine silent for this long is taken for dead")
+    drain_timeout: float = Field(
+        30.0, ge=0, le=86_400, description="Time for running requests to end after SIGTERM; then they are handed back"
+    )
     progress_fd: int = Field(
         -1, validation_alias="NORIA_PROGRESS_FD", description="Descriptor for load progress as JSON lines; -1: log it"
     )
@@ -46,3 +51,16 @@ class EngineConfig(BaseSettings):
         if value.strip().lower() != "auto":
             parse_size(value)
         return value
+
+    @field_validator("served_model_name")
+    @classmethod
+    def _are_names(cls, value: str) -> str:
+        if value.strip() and not all(part.strip() for part in value.split(",")):
+            raise ValueError("a name between two commas is empty")
+        return value
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        """Names in the API as given, the model's id first and its aliases after it; empty for the model's own."""
+        parts = (part.strip() for part in self.served_model_name.split(","))
+        return tuple(dict.fromkeys(part for part in parts if part))

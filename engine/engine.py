@@ -36,19 +36,36 @@ class Engine:
         self._executor = executor
         self._broker = broker
         self._card = card
-        self._live: dict[str, LiveRequest] = {}
+        self._live: dict[str, LiveRequest] = {}  # by the scheduler's id, which is new at every claim
+        self._held: dict[str, LiveRequest] = {}  # by the id on the wire: what this engine may still speak for
+        self._num_claims = 0
+        self._stop = threading.Event()
         self._batches: deque[Batch] = deque()
         self._outbox: dict[str, list[TokenFrame]] = defaultdict(list)  # by gateway, until the store has them
         self._away_since: float | None = None  # monotonic time since the store stopped answering
         self.statistics = Statistics(scheduler)
         self.last_turn = time.monotonic()  # the heartbeat stops when this grows old
 
-    def run(self, stop: threading.Event) -> None:
-        """Turn until `stop`. What is still running then is handed back by the broker's `close`."""
+    def run(self, stop: threading.Event, hurry: threading.Event | None = None, drain_seconds: float = 0.0) -> None:
+        """Turn until `stop`; then claim nothing more and go on with what is here for `drain_seconds` at most, or until
+        `hurry`. What is still running then is handed back by the broker's `close`."""
+        self._stop = stop
         while not stop.is_set():
+            self.step()
+        self.statistics.draining = True
+        give_up = time.monotonic() + drain_seconds
+        if self._held:
+            log.info("draining", requests=len(self._held), seconds=drain_seconds)
+        while self._held and time.monotonic() < give_up and not (hurry and hurry.is_set()):
             self.step()
         while self._batches:
             self._collect()
+        self._flush()
+
+    @property
+    def num_held(self) -> int:
+        """Requests that this engine has claimed and not ended."""
+        return len(self._held)
 
     def step(self) -> None:
         """Exchange with the queue, put batches out while the pipeline has room, fold the oldest one back."""
@@ -69,13 +86,15 @@ class Engine:
         room = self._scheduler.room()
         frames, self._outbox = self._outbox, defaultdict(list)  # the broker keeps what it could not send
         try:
-            if not self._live and not frames and self._away_since is None:
+            if not self._live and not frames and self._away_since is None and not self._stop.is_set():
                 self._scheduler.check()
                 self._broker.wait(IDLE_WAIT)
+            # Looked at after the wait: who is told to stop meanwhile claims nothing more.
+            claims = self._away_since is None and not self._stop.is_set()
             result = self._broker.exchange(
                 frames,
                 self.statistics.due(),
-                max_requests=room.requests if self._away_since is None else 0,
+                max_requests=room.requests if claims else 0,
                 max_blocks=room.blocks,
             )
         except BrokerUnavailable as error:
@@ -109,8 +128,11 @@ class Engine:
     def _take_up(self, claimed: Claimed) -> None:
         """Add a claimed request to the scheduler, or end it at once with the reason why not."""
         request = claimed.request
+        self._drop([request.id])  # should the store, having lost a second, give it to us twice
+        self._num_claims += 1
         try:
-            live = LiveRequest.start(claimed, self._card)
+            # An earlier claim of the same request may still be in an iteration that is out: it is another row.
+            live = LiveRequest.start(claimed, self._card, f"{request.id}#{self._num_claims}")
             self._scheduler.add(live.scheduled)
         except CannotEverFit as error:
             self._refuse(claimed, str(error))
@@ -118,7 +140,7 @@ class Engine:
             log.exception("a claimed request is not valid", request=request.id)
             self._refuse(claimed, f"invalid request: {error}")
         else:
-            self._live[request.id] = live
+            self._live[live.scheduled.id] = self._held[request.id] = live
 
     def _refuse(self, claimed: Claimed, error: str) -> None:
         request = claimed.request
@@ -129,18 +151,20 @@ class Engine:
 
     def _end(self, request_id: str, reason: FinishReason, error: str | None = None) -> None:
         """End a request from outside; one in flight ends when its iteration is folded back."""
-        progress = self._scheduler.cancel(request_id, reason)
+        live = self._held.get(request_id)
+        progress = self._scheduler.cancel(live.scheduled.id, reason) if live is not None else None
         if progress is not None:
             self._publish(progress, None, error)
 
     def _of_gateways(self, gateways: list[str]) -> list[str]:
         if not gateways:
             return []
-        return [i for i, live in self._live.items() if live.claimed.request.gateway in gateways]
+        requests = ((i, live.claimed.request) for i, live in self._held.items())
+        return [i for i, request in requests if request.gateway in gateways and not request.logged]
 
     def _end_expired(self) -> None:
         now = time.time() * 1000
-        for request_id, live in list(self._live.items()):
+        for request_id, live in list(self._held.items()):
             deadline = live.claimed.request.deadline_ms
             if deadline is not None and deadline < now:
                 self._end(request_id, FinishReason.EXPIRED)
@@ -148,9 +172,15 @@ class Engine:
     def _drop(self, request_ids: list[str]) -> None:
         """Forget requests that are no longer ours: no frame of ours may reach anybody."""
         for request_id in request_ids:
-            live = self._live.pop(request_id, None)
-            if live is not None:
-                self._scheduler.cancel(request_id)
+            live = self._held.pop(request_id, None)
+            # One in flight, or padding in a closed batch, stays until the scheduler lets go of it.
+            if live is not None and self._scheduler.cancel(live.scheduled.id) is not None:
+                del self._live[live.scheduled.id]
+
+    def _flush(self) -> None:
+        """Publish what the last iteration gave: what has ended must not be handed back."""
+        if any(self._outbox.values()):
+            self._exchange()
 
     # --- the iteration --------------------------------------------------------------------------------------------
 
@@ -178,15 +208,23 @@ class Engine:
         """Repeat a failed iteration row by row, so that only the request at fault ends with an error."""
         self._scheduler.abandon(batch)
         for row in batch.rows:
-            if row.request.finish is not None and not row.is_padding:
+            request = row.request
+            if request.cancelled is not None and request.finish is None:  # it was to end with this iteration
+                progress = self._scheduler.cancel(request.id, request.cancelled)
+                if progress is not None:
+                    self._publish(progress, None, None)
+                continue
+            if request.finish is not None and not row.is_padding:
                 continue
             single = self._scheduler.only(row)
             try:
                 outputs = self._executor.run(self._step_input(single))
             except Exception as error:
-                log.error("a request failed", request=row.request.id, error=repr(error), exc_info=True)
+                log.error("a request failed", request=request.id, error=repr(error), exc_info=True)
                 self._scheduler.abandon(single)
-                self._end(row.request.id, FinishReason.ERROR, "the model could not compute this request")
+                failed = self._scheduler.cancel(request.id, FinishReason.ERROR)
+                if failed is not None:
+                    self._publish(failed, None, "the model could not compute this request")
             else:
                 self._fold(single, outputs)
 
@@ -195,9 +233,7 @@ class Engine:
         errors: dict[str, str] = {}
         logprobs: dict[str, list[TokenLogprob] | None] = {}
         for row, output in zip(batch.rows, outputs, strict=True):
-            live = self._live.get(row.request.id)
-            if live is not None:
-                live.note_prompt(row, output)
+            self._live[row.request.id].note_prompt(row, output)
             if output.error is not None:
                 errors[row.request.id] = output.error
                 self._scheduler.cancel(row.request.id, FinishReason.ERROR)
@@ -207,11 +243,14 @@ class Engine:
             self._publish(progress, logprobs.get(request_id), errors.get(request_id))
 
     def _publish(self, progress: Progress, logprobs: list[TokenLogprob] | None, error: str | None) -> None:
-        live = self._live.get(progress.request.id)
-        if live is None:  # dropped: another engine has it, or its gateway is gone
+        live = self._live[progress.request.id]
+        if progress.finish is not None:
+            del self._live[progress.request.id]
+        request_id = live.claimed.request.id
+        if self._held.get(request_id) is not live:  # dropped: another engine has it, or this one by a newer claim
             return
         self._outbox[live.claimed.request.gateway].append(live.frame(progress, logprobs, error))
         self.statistics.count_tokens(progress)
         if progress.finish is not None:
-            del self._live[progress.request.id]
+            del self._held[request_id]
             self.statistics.count_end(FinishReason(progress.finish))

@@ -33,15 +33,15 @@ class LiveRequest:
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
 
     @staticmethod
-    def start(claimed: Claimed, card: ModelCard) -> LiveRequest:
-        """Take a claim up where earlier engines left it."""
+    def start(claimed: Claimed, card: ModelCard, scheduler_id: str) -> LiveRequest:
+        """Take a claim up where earlier engines left it. The scheduler knows it by an id of this claim alone."""
         request, params = claimed.request, claimed.request.sampling
         delivered = [token for frame in claimed.delivered for token in frame.token_ids]
         stops = set(params.stop_token_ids)
         if not params.ignore_eos:
             stops.update(card.eos_token_ids)
         scheduled = Request(
-            id=request.id,
+            id=scheduler_id,
             tokens=[*request.prompt, *delivered],
             num_prompt=len(request.prompt),
             max_tokens=params.max_tokens,
@@ -97,7 +97,7 @@ class LiveRequest:
         request = self.scheduled
         first = self.seq == 0
         frame = TokenFrame(
-            request_id=request.id,
+            request_id=self.claimed.request.id,
             epoch=self.claimed.epoch,
             seq=self.seq,
             token_ids=list(progress.new_tokens),

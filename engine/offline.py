@@ -45,7 +45,7 @@ class OfflineEngine:
         live: dict[str, LiveRequest] = {}
         for index, (prompt, sampling) in enumerate(zip(prompts, each, strict=True)):
             request = GenerationRequest(str(index), self.card.id, prompt, sampling, gateway="")
-            live[request.id] = LiveRequest.start(Claimed(request, 1, []), self.card)
+            live[request.id] = LiveRequest.start(Claimed(request, 1, []), self.card, request.id)
             self._scheduler.add(live[request.id].scheduled)
         while len(self._scheduler):
             batch = self._scheduler.select()

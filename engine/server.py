@@ -11,11 +11,12 @@ import signal
 import sys
 import threading
 import time
+from types import FrameType
 
 import structlog
 import torch
 
-from noria.engine.assembly import assemble, plan
+from noria.engine.assembly import Assembly, Plan, assemble, plan
 from noria.engine.config import EngineConfig
 from noria.engine.engine import Engine
 from noria.engine.memory import MemoryTooSmall, show_size
@@ -30,19 +31,34 @@ EXIT_TEMPORARY = 1  # may be better at the next try: the store is away, a fault 
 EXIT_CONFIGURATION = 2  # will not get better by itself: model, memory, options
 
 HEARTBEATS_PER_LEASE = 4
+HEARTBEAT_END = 6.0  # seconds; a renewal takes five at most
 STUCK_SECONDS = 300.0  # a loop that has not turned for so long stops renewing its lease, so that others take over
 
 
 def run(config: EngineConfig) -> int:
-    """Serve `config.model` until SIGTERM or SIGINT; returns the exit code."""
+    """Serve `config.model` until SIGTERM or SIGINT; returns the exit code. The first signal drains, a second one hands
+    back at once."""
     logs.configure("engine", config.log_format, config.log_level)
-    stop = threading.Event()
+    stop, hurry = threading.Event(), threading.Event()
+
+    def on_signal(_: int, __: FrameType | None) -> None:
+        (hurry if stop.is_set() else stop).set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, on_signal)
     try:
-        return _serve(config, stop)
+        # What is wrong with the configuration shows here; whatever is raised later is a fault of ours, and its
+        # traceback is wanted.
+        planned = plan(config)
+        broker = EngineBroker(config.redis_url, planned.name, lease_seconds=config.lease_seconds)
+        broker.ping()  # before the long load: an unreachable store is told at once
+        assembly = assemble(planned, _Progress(planned.name, config.progress_fd))
     except (ModelError, MemoryTooSmall, ValueError) as error:
         return _fail(str(error), EXIT_CONFIGURATION)
+    except BrokerUnavailable as error:
+        return _fail(str(error), EXIT_TEMPORARY)
+    try:
+        return _serve(planned, broker, assembly, stop, hurry)
     except BrokerUnavailable as error:
         return _fail(str(error), EXIT_TEMPORARY)
 
@@ -52,11 +68,14 @@ def _fail(message: str, code: int) -> int:
     return code
 
 
-def _serve(config: EngineConfig, stop: threading.Event) -> int:
-    planned = plan(config)
-    broker = EngineBroker(config.redis_url, planned.name, lease_seconds=config.lease_seconds)
-    broker.ping()  # before the long load: an unreachable store is told at once
-    assembly = assemble(planned, _Progress(planned.name, config.progress_fd))
+def _serve(
+    planned: Plan, broker: EngineBroker, assembly: Assembly, stop: threading.Event, hurry: threading.Event
+) -> int:
+    config = planned.config
+    if stop.is_set():  # told to stop while it loaded
+        assembly.executor.close()
+        broker.close()
+        return EXIT_OK
     engine = Engine(assembly.scheduler, assembly.executor, broker, assembly.card)
     broker.register(assembly.card, assembly.tokenizer_files)
     log.info(
@@ -69,23 +88,30 @@ def _serve(config: EngineConfig, stop: threading.Event) -> int:
         kv_memory=show_size(planned.kv_bytes),
         threads=torch.get_num_threads(),
     )
-    threading.Thread(target=_beat, args=(engine, broker, config.lease_seconds, stop), daemon=True).start()
+    ended = threading.Event()  # later than `stop`: a draining engine keeps its lease
+    heartbeat = threading.Thread(target=_beat, args=(engine, broker, config.lease_seconds, ended), daemon=True)
+    heartbeat.start()
     try:
-        engine.run(stop)
+        engine.run(stop, hurry, config.drain_timeout)
     finally:
-        stop.set()
+        ended.set()
+        heartbeat.join(HEARTBEAT_END)  # a thread that is alive when the interpreter ends can bring it down
         assembly.executor.close()
         broker.close()
-    log.info("stopped")
+    log.info("stopped", handed_back=engine.num_held)
     return EXIT_OK
 
 
-def _beat(engine: Engine, broker: EngineBroker, lease_seconds: float, stop: threading.Event) -> None:
-    """Keep the lease while iterations are long; a loop that is stuck must lose it."""
-    while not stop.wait(lease_seconds / HEARTBEATS_PER_LEASE):
-        if time.monotonic() - engine.last_turn > STUCK_SECONDS:
-            log.error("the loop is stuck; the lease is no longer renewed")
-            return
+def _beat(engine: Engine, broker: EngineBroker, lease_seconds: float, ended: threading.Event) -> None:
+    """Keep the lease while iterations are long; a loop that is stuck must lose it until it turns again."""
+    told = False
+    while not ended.wait(lease_seconds / HEARTBEATS_PER_LEASE):
+        stuck = time.monotonic() - engine.last_turn > STUCK_SECONDS
+        if stuck and not told:
+            log.error("the loop is stuck; the lease is not renewed")
+        told = stuck
+        if stuck:
+            continue
         try:
             broker.renew()
         except BrokerUnavailable:

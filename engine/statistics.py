@@ -21,6 +21,7 @@ class Statistics:
         self._scheduler = scheduler
         self._published = 0.0
         self._was_idle = False
+        self.draining = False  # set by the loop once it claims nothing more
         self._batch_size = self._batch_tokens = 0
         self._iterations = self._prompt_tokens = self._generation_tokens = self._cached_tokens = 0
         self._finished = self._failed = 0
@@ -73,4 +74,5 @@ class Statistics:
             requests_finished_total=self._finished,
             requests_failed_total=self._failed,
             step_seconds_total=round(self._step_seconds, 6),
+            draining=self.draining,
         )

@@ -11,25 +11,40 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
+from noria.engine.wire.backpressure import QueueLimits
 from noria.engine.wire.broker import GatewayBroker
 from noria.gateway import errors
 from noria.gateway.config import GatewaySettings
 from noria.gateway.dependencies import KeyRing
+from noria.gateway.drain import Drain
 from noria.gateway.endpoints import chat, completions, health, metrics, models
+from noria.gateway.linger import Lingering
 from noria.gateway.metrics import GatewayMetrics
 from noria.gateway.model_directory import ModelDirectory
 from noria.gateway.pump import FramePump
 from noria.gateway.request_context import RequestContext
 from noria.gateway.services import Services
+from noria.gateway.tickets import TicketOffice
 from noria.gateway.upkeep import Upkeep
 
 
 def create_app(settings: GatewaySettings) -> FastAPI:
     """A gateway that connects to its store when it starts, and keeps trying for as long as the store is away."""
-    broker = GatewayBroker(settings.redis_url)
+    limits = QueueLimits(depth=settings.max_queued, tenant_depth=settings.max_queued_per_tenant)
+    broker = GatewayBroker(settings.redis_url, limits=limits)
     directory = ModelDirectory(broker)
     counted = GatewayMetrics(directory.models_now)
-    services = Services(settings, broker, directory, FramePump(broker), counted)
+    pump = FramePump(broker)
+    services = Services(
+        settings,
+        broker,
+        directory,
+        pump,
+        counted,
+        TicketOffice(broker, settings.request_timeout),
+        Lingering(pump, settings.resume_window),
+        Drain(),
+    )
     upkeep = Upkeep(services)
 
     @asynccontextmanager
@@ -41,7 +56,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     app = FastAPI(title="Noria", lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None)
     app.router.redirect_slashes = False
     app.state.services = services
-    app.state.keys = KeyRing(settings.api_keys)
+    app.state.keys = KeyRing(settings.key_entries)
     errors.install(app)
     app.include_router(health.router)
     app.include_router(metrics.router)
@@ -54,7 +69,14 @@ def create_app(settings: GatewaySettings) -> FastAPI:
             allow_origins=settings.allowed_origins,
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "openai-processing-ms", "retry-after"],
+            expose_headers=[
+                "x-request-id",
+                "openai-processing-ms",
+                "retry-after",
+                "retry-after-ms",
+                "x-noria-queue-position",
+                "x-noria-queue-eta",
+            ],
         )
-    app.add_middleware(RequestContext, metrics=counted)  # added last: outermost
+    app.add_middleware(RequestContext, metrics=counted, drain=services.drain)  # added last: outermost
     return app

@@ -6,7 +6,7 @@ Pure and synchronous. Knows no broker, no HTTP, no other choice.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -29,9 +29,11 @@ class ScoredToken:
 
 @dataclass(slots=True)
 class Delta:
-    """What is new in one choice. `finish` is set exactly once, on its last delta."""
+    """What is new in one choice. `finish` is set exactly once, on its last delta; `consumed` are the output tokens
+    read so far, those whose text is held back included."""
 
     index: int
+    consumed: int = 0
     text: str = ""
     tokens: list[ScoredToken] = field(default_factory=list)
     finish: Ended | None = None
@@ -42,6 +44,7 @@ class Delta:
         self.text += later.text
         self.tokens += later.tokens
         self.finish = later.finish
+        self.consumed = later.consumed
         self.prompt_logprobs = self.prompt_logprobs or later.prompt_logprobs
 
     def __bool__(self) -> bool:
@@ -101,6 +104,7 @@ class ChoiceReader:
         self._read_tokens(frame, delta)
         if frame.finish is not None and not self.ended:
             self._finish(frame, delta)
+        delta.consumed = self.num_tokens
         return delta
 
     def _read_tokens(self, frame: TokenFrame, delta: Delta) -> None:
@@ -167,3 +171,42 @@ class ChoiceReader:
                 delta.finish = "length" if frame.finish is FinishReason.LENGTH else "stop"
         else:
             self.stopped_by_text = False  # the engine is done with it already
+
+
+def one_by_one(frame: TokenFrame) -> Iterator[TokenFrame]:
+    """The same frame in pieces of one token, the end on the last."""
+    last = len(frame.token_ids) - 1
+    if last < 1:
+        yield frame
+        return
+    for place, token_id in enumerate(frame.token_ids):
+        scores = frame.logprobs[place : place + 1] if frame.logprobs is not None else None
+        prompt = frame.prompt_logprobs if place == 0 else None
+        ending = (frame.finish, frame.usage, frame.error) if place == last else (None, None, None)
+        yield TokenFrame(frame.request_id, frame.epoch, frame.seq + place, [token_id], scores, *ending, prompt)
+
+
+class Transcript:
+    """Everything that one request's frames said, as one frame: what is kept of an answer to give it again."""
+
+    def __init__(self, request_id: str) -> None:
+        self._request_id = request_id
+        self._ids: list[int] = []
+        self._scores: list[TokenLogprob] | None = None
+        self._prompt: list[TokenLogprob | None] | None = None
+        self._last: TokenFrame | None = None
+
+    def add(self, frame: TokenFrame) -> None:
+        """Frames in order; what was added before is passed over."""
+        new = frame.token_ids[len(self._ids) - frame.seq :] if frame.seq <= len(self._ids) else []
+        if new and frame.logprobs is not None:
+            self._scores = [*(self._scores or ()), *frame.logprobs[-len(new) :]]
+        self._ids += new
+        self._prompt = self._prompt or frame.prompt_logprobs
+        if frame.finish is not None:
+            self._last = frame
+
+    def frame(self) -> TokenFrame:
+        """Without an end where a stop string was the end: who reads it finds that again."""
+        finish, usage = (None, None) if self._last is None else (self._last.finish, self._last.usage)
+        return TokenFrame(self._request_id, 0, 0, self._ids, self._scores, finish, usage, None, self._prompt)

@@ -10,15 +10,14 @@ from noria.gateway.generation import Generation
 
 
 async def collect(generation: Generation) -> list[Delta]:
-    """Run the generation to its end; one whole delta per choice, in the order of the choices."""
+    """Run an entered generation to its end; one whole delta per choice, in the order of the choices."""
     whole = [Delta(index) for index in range(generation.num_choices)]
     texts: list[list[str]] = [[] for _ in whole]
-    async with generation:
-        async for deltas in generation.deltas():
-            for delta in deltas:
-                texts[delta.index].append(delta.text)
-                delta.text = ""
-                whole[delta.index].extend(delta)
+    async for deltas in generation.deltas():
+        for delta in deltas:
+            texts[delta.index].append(delta.text)
+            delta.text = ""
+            whole[delta.index].extend(delta)
     for choice, parts in zip(whole, texts, strict=True):
         choice.text = "".join(parts)
     return whole

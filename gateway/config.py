@@ -5,16 +5,32 @@ The CLI derives its options from these fields. Knows no engine setting.
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import AliasChoices, Field, SecretStr
+from pydantic import AliasChoices, Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+MAX_WEIGHT = 1000.0
+_ENTRY = re.compile(r"(?P<tenant>[A-Za-z0-9_.-]{1,64})(?:\*(?P<weight>[0-9]+(?:\.[0-9]+)?))?=(?P<key>.*[^=].*)\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class KeyEntry:
+    """One accepted key, and for whom: `weight` is the tenant's share of a busy queue against other tenants'."""
+
+    key: str
+    tenant: str = "default"
+    weight: float = 1.0
 
 
 class GatewaySettings(BaseSettings):
     """Settings of one gateway process. Sizes are bytes, times are seconds."""
 
-    model_config = SettingsConfigDict(env_prefix="NORIA_GATEWAY_", frozen=True, extra="ignore", populate_by_name=True)
+    model_config = SettingsConfigDict(
+        env_prefix="NORIA_GATEWAY_", frozen=True, extra="ignore", populate_by_name=True, hide_input_in_errors=True
+    )
 
     host: str = Field("127.0.0.1", description="Address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0: any free one")
@@ -26,7 +42,7 @@ class GatewaySettings(BaseSettings):
     api_key: SecretStr = Field(
         SecretStr(""),
         validation_alias=AliasChoices("api_key", "NORIA_API_KEY"),
-        description="Keys that are let in, comma-separated; none: open to everybody",
+        description="Keys that are let in, comma-separated: KEY, TENANT=KEY or TENANT*WEIGHT=KEY; none: everybody is",
     )
     open_metrics: bool = Field(True, description="Serve /metrics without a key")
     cors_origins: str = Field("", description="Browser origins that may call the API, comma-separated; *: any")
@@ -38,19 +54,58 @@ class GatewaySettings(BaseSettings):
     max_choices: int = Field(128, ge=1, le=4096, description="Prompts times n in one request at most")
     max_stop_strings: int = Field(4, ge=1, le=256, description="Stop strings in one request at most")
     max_stream_backlog: int = Field(16384, ge=256, description="Tokens kept for a client that does not read")
+    max_queued: int = Field(10_000, ge=1, description="Requests waiting for one model at most: then 503")
+    max_queued_per_tenant: int = Field(5_000, ge=1, description="Of these, one tenant's at most: then 429")
     request_timeout: float = Field(3600.0, gt=0, description="Longest life of a request, waiting included")
     resend_after: float = Field(15.0, gt=0, description="Silence after which a request is offered to the store again")
+    resume_window: float = Field(
+        30.0, gt=0, le=3600, description="Time that a resumable answer runs on without its client"
+    )
     shutdown_timeout: int = Field(30, ge=0, description="Time for open answers to end after SIGTERM")
     log_format: Literal["auto", "text", "json"] = Field("auto", description="auto: text on a terminal, else JSON")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe line to log")
 
+    @field_validator("api_key")
+    @classmethod
+    def _are_entries(cls, value: SecretStr) -> SecretStr:
+        parse_keys(value.get_secret_value())
+        return value
+
+    @property
+    def key_entries(self) -> tuple[KeyEntry, ...]:
+        return parse_keys(self.api_key.get_secret_value())
+
     @property
     def api_keys(self) -> tuple[str, ...]:
-        return _split(self.api_key.get_secret_value())
+        return tuple(entry.key for entry in self.key_entries)
 
     @property
     def allowed_origins(self) -> tuple[str, ...]:
         return _split(self.cors_origins)
+
+
+def parse_keys(text: str) -> tuple[KeyEntry, ...]:
+    """The entries of a list of keys. A key that only ends in `=` (base64) is a key alone. Raises ValueError, which
+    repeats no key."""
+    entries = tuple(_entry(part) for part in _split(text))
+    weights: dict[str, float] = {}
+    tenants: dict[str, str] = {}
+    for entry in entries:
+        if weights.setdefault(entry.tenant, entry.weight) != entry.weight:
+            raise ValueError(f"the tenant {entry.tenant} is given two weights")
+        if tenants.setdefault(entry.key, entry.tenant) != entry.tenant:
+            raise ValueError(f"one key is given to two tenants: {tenants[entry.key]} and {entry.tenant}")
+    return entries
+
+
+def _entry(part: str) -> KeyEntry:
+    found = _ENTRY.match(part)
+    if found is None:
+        return KeyEntry(part)
+    weight = float(found["weight"] or 1.0)
+    if not 0.001 <= weight <= MAX_WEIGHT:
+        raise ValueError(f"the weight of tenant {found['tenant']} is not between 0.001 and {MAX_WEIGHT:g}")
+    return KeyEntry(found["key"].strip(), found["tenant"], weight)
 
 
 def _split(text: str) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ import orjson
 from fastapi import Depends, Request
 from starlette.requests import ClientDisconnect
 
+from noria.gateway.config import KeyEntry
 from noria.gateway.errors import BodyTimeout, BodyTooLarge, InvalidKey, InvalidRequest
 from noria.gateway.services import Services, Tenant
 
@@ -32,19 +33,20 @@ def services(request: Request) -> Services:
 class KeyRing:
     """The accepted keys, kept as digests, so that comparing takes the same time whatever is sent."""
 
-    def __init__(self, keys: tuple[str, ...]) -> None:
-        self._digests = frozenset(_digest(key) for key in keys)
+    def __init__(self, entries: tuple[KeyEntry, ...]) -> None:
+        self._tenants = {_digest(entry.key): Tenant(entry.tenant, entry.weight) for entry in entries}
 
     def tenant(self, authorization: str | None) -> Tenant:
         """Whose key an Authorization header carries. Raises `InvalidKey`, which never repeats what was sent."""
-        if not self._digests:
+        if not self._tenants:
             return Tenant()
         scheme, _, key = (authorization or "").strip().partition(" ")
         if scheme.lower() != "bearer" or not key.strip():
             raise InvalidKey("You didn't provide an API key. Send it in an Authorization header: 'Bearer YOUR_KEY'.")
-        if _digest(key.strip()) not in self._digests:
+        tenant = self._tenants.get(_digest(key.strip()))
+        if tenant is None:
             raise InvalidKey("Incorrect API key provided.")
-        return Tenant()
+        return tenant
 
 
 def authenticate(request: Request) -> Tenant:

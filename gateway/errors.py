@@ -6,10 +6,14 @@
     │   └── ContextLengthExceeded     prompt and max_tokens do not fit the model
     ├── InvalidKey 401
     ├── ModelNotFound 404
+    ├── StreamNotFound 404            nothing is kept of the stream that a client wants to go on with
     ├── BodyTimeout 408
+    ├── DeadlineExpired 408           accepted, but not done within the request's life
+    ├── IdempotencyConflict 409       the key belongs to another request, or to one whose answer is not to be had
     ├── BodyTooLarge 413
     ├── Overloaded 503                no live engine, the store is away, or the queue is full: try again later
-    ├── DeadlineExpired 503           accepted, but not done within the request's life
+    │   ├── RateLimited 429           this tenant has too much waiting
+    │   └── ShuttingDown 503          this gateway is on its way out: another one serves
     ├── RequestCancelled 503          accepted, then cancelled by the server
     └── EngineFault 500               the request failed inside the engine
 
@@ -74,6 +78,29 @@ class ModelNotFound(GatewayError):
     code = "model_not_found"
 
 
+class StreamNotFound(GatewayError):
+    """The same whether a stream never was, is no longer kept, or is another tenant's."""
+
+    status = 404
+    type = "invalid_request_error"
+    code = "stream_not_found"
+
+
+class IdempotencyConflict(GatewayError):
+    """Codes: `idempotency_key_reused` (another body or endpoint), `idempotency_key_in_use` (the first request with the
+    key is just being let in) and `idempotency_result_expired`. The type is Stripe's. Only the second is worth a retry,
+    and clients that retry every 409 by themselves are told so."""
+
+    status = 409
+    type = "idempotency_error"
+    code = "idempotency_key_reused"
+
+    def headers(self) -> dict[str, str]:
+        if self.code == "idempotency_key_in_use":
+            return {"retry-after": "1", "retry-after-ms": "1000"}
+        return {"x-should-retry": "false"}
+
+
 class BodyTimeout(GatewayError):
     status = 408
     type = "invalid_request_error"
@@ -87,7 +114,7 @@ class BodyTooLarge(GatewayError):
 
 
 class Overloaded(GatewayError):
-    """`retry_after` is in seconds and goes out as the Retry-After header, rounded up."""
+    """`retry_after` is in seconds; it goes out as Retry-After, rounded up, and to the millisecond in retry-after-ms."""
 
     status = 503
     code = "server_is_overloaded"
@@ -97,11 +124,25 @@ class Overloaded(GatewayError):
         self.retry_after = retry_after
 
     def headers(self) -> dict[str, str]:
-        return {"retry-after": str(max(1, math.ceil(self.retry_after)))}
+        seconds = max(self.retry_after, 0.001)
+        return {"retry-after": str(max(1, math.ceil(seconds))), "retry-after-ms": str(math.ceil(seconds * 1000))}
+
+
+class RateLimited(Overloaded):
+    status = 429
+    type = "requests"
+    code = "rate_limit_exceeded"
+
+
+class ShuttingDown(Overloaded):
+    code = "server_shutting_down"
+
+    def headers(self) -> dict[str, str]:
+        return {**super().headers(), "connection": "close"}
 
 
 class DeadlineExpired(GatewayError):
-    status = 503
+    status = 408
     code = "request_timeout"
 
 
@@ -118,6 +159,7 @@ class EngineFault(GatewayError):
 UNEXPECTED = EngineFault("The server had an error while processing your request.", code="internal_error")
 """What a client sees of an exception that nobody foresaw; the log has the rest."""
 
+SHUTTING_DOWN = "This server is shutting down. Please try again."
 STORE_AWAY = "The server cannot reach its store at the moment. Please try again."
 
 

@@ -1,118 +1,157 @@
 """The only generation path: submit, frames, text, typed deltas, exactly one end. For every endpoint, streaming or not.
 
-Ignorant of HTTP framing and of the endpoints' shapes.
+Ignorant of HTTP framing, of the endpoints' shapes, and of where frames come from.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
 
-from noria.engine.wire.broker import BrokerUnavailable, GatewayBroker, QueueFull
-from noria.engine.wire.messages import GenerationRequest, TokenFrame, Usage
-from noria.gateway.choice import ChoiceReader, Delta, TextOptions
-from noria.gateway.errors import STORE_AWAY, DeadlineExpired, EngineFault, GatewayError, Overloaded
+from noria.engine.wire.messages import TokenFrame, Usage
+from noria.gateway.choice import ChoiceReader, Delta, TextOptions, Transcript, one_by_one
+from noria.gateway.errors import SHUTTING_DOWN, DeadlineExpired, EngineFault, GatewayError, ShuttingDown
+from noria.gateway.linger import Lingering
 from noria.gateway.metrics import GatewayMetrics
 from noria.gateway.model_directory import ServedModel
-from noria.gateway.pump import FramePump
-
-_QUEUE_FULL = "The queue of this model is full. Please try again."
+from noria.gateway.origin import Origin
+from noria.gateway.tickets import Ticket
 
 
 class Generation:
-    """All choices of one HTTP request: `requests` are its prompts times n, prompt-major, in the order of the choices.
+    """All choices of one HTTP request: `request_ids` are its prompts times n, prompt-major, in the order of the
+    choices; `prompt_tokens` are per prompt.
 
-    Use as `async with`: entering puts every request on the queue or none of them, leaving for whatever reason
-    (end, error, the client hung up) cancels what still runs. `deltas()` may be read once.
+    Use as `async with`: entering puts every request on the queue or none of them, leaving for whatever reason (end,
+    error, the client hung up) cancels what still runs. With a ticket the answer is others' to ask for as well: then a
+    client that leaves early leaves it to `Lingering`.
 
         async with Generation(...) as generation:
             async for deltas in generation.deltas(): ...
         generation.usage()
+
+    A stream takes deltas as they come: it sets `listener`, which is called when there is something to `take`, until
+    `over`.
     """
 
     def __init__(
         self,
-        broker: GatewayBroker,
-        pump: FramePump,
+        origin: Origin,
+        lingering: Lingering,
         metrics: GatewayMetrics,
         model: ServedModel,
-        requests: Sequence[GenerationRequest],
+        request_ids: Sequence[str],
+        prompt_tokens: Sequence[int],
         options: TextOptions,
         *,
-        n: int,
+        ticket: Ticket | None,
         timeout: float,
         max_backlog: int,
     ) -> None:
-        self._broker = broker
-        self._pump = pump
+        self._origin = origin
+        self._lingering = lingering
         self._metrics = metrics
-        self._model = model
-        self._requests = {request.id: request for request in requests}
-        readers = (ChoiceReader(index, model.tokenizer, options) for index in range(len(requests)))
-        self._readers = dict(zip(self._requests, readers, strict=True))
-        self._n = n
+        self._model_id = model.card.id
+        readers = (ChoiceReader(index, model.tokenizer, options) for index in range(len(request_ids)))
+        self._readers = dict(zip(request_ids, readers, strict=True))
+        self._prompt_tokens = prompt_tokens
+        self.ticket = ticket
+        self._transcripts = {i: Transcript(i) for i in request_ids} if ticket is not None else None
         self._timeout = timeout
         self._max_backlog = max_backlog
         self._inbox: list[TokenFrame] = []
         self._backlog = 0  # tokens in the inbox
+        self._live = len(request_ids)
         self._fault: GatewayError | None = None
+        self._detached = False  # the fault is the client's or the gateway's: the requests may go on
+        self._settled = False
         self.failed = asyncio.Event()  # ended from outside: too late, or too slow a reader
+        self.listener: Callable[[], None] | None = None
+        self._end_presence: Callable[[], None] | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._started = self._heard = time.monotonic()
+        self.heard = False  # a frame has come: it waits no more
 
     @property
     def num_choices(self) -> int:
         return len(self._readers)
 
+    @property
+    def first_request(self) -> tuple[str, str]:
+        """Model and id of the request with the first choice: its place in the queue is the client's."""
+        return self._model_id, next(iter(self._readers))
+
+    @property
+    def over(self) -> bool:
+        """Every choice has ended well, and every delta was taken."""
+        return self._live == 0
+
     async def __aenter__(self) -> Generation:
         self._timer = asyncio.get_running_loop().call_later(self._timeout, self._expire)
-        self._pump.register(self._requests, self)
         try:
-            for request in self._requests.values():
-                await self._broker.enqueue(request, self._model.card)
-        except QueueFull as error:
-            self.close()
-            raise Overloaded(_QUEUE_FULL, retry_after=error.retry_after) from error
-        except BrokerUnavailable as error:
-            self.close()
-            raise Overloaded(STORE_AWAY, retry_after=2) from error
+            await self._origin.open(self, self._lose)
         except BaseException:
-            self.close()
+            self._let_go()
             raise
+        if self.ticket is not None and self.ticket.following:
+            self._end_presence = self._lingering.present(self.ticket)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
     ) -> None:
-        self.close()
+        self.listener = None
+        if self._end_presence is not None:
+            self._end_presence()
+        left_early = not self.over and (self._fault is None or self._detached) and self._timer is not None
+        if left_early and self.ticket is not None and not self.ticket.following:
+            self._fault, self._detached = None, False
+            self._lingering.adopt(self, self.ticket)
+        else:
+            self.close()
 
     async def deltas(self) -> AsyncIterator[list[Delta]]:
         """What is new, one delta per choice at most; whatever arrives while the reader is busy comes as one.
 
         Raises a `GatewayError` as soon as one choice fails: then the others are cancelled too.
         """
-        live = len(self._readers)
-        while live:
-            if not self._inbox and self._fault is None:
-                await self._wait()
-            if self._fault is not None:
-                raise self._fault
-            new = self._read(self._take())
-            live -= sum(delta.finish is not None for delta in new)
+        while not self.over:
+            new = self.take()
             if new:
                 yield new
+            elif not self.over:
+                await self._wait()
+
+    def take(self) -> list[Delta]:
+        """What has come since the last time, without waiting. With a ticket there is a delta for every token, so that
+        a stream is the same whenever it is read; else one per choice at most. Raises as `deltas`."""
+        if self._fault is not None:
+            raise self._fault
+        frames, self._inbox, self._backlog = self._inbox, [], 0
+        if not frames:
+            return []
+        try:
+            return self._read(frames) if self._transcripts is None else self._read_singly(frames)
+        except GatewayError as error:
+            self._fault = error
+            self._settle()
+            raise
 
     def accept(self, frame: TokenFrame) -> None:
-        """Called by the pump."""
-        self._heard = time.monotonic()
         self._inbox.append(frame)
         self._backlog += len(frame.token_ids)
         if self._backlog > self._max_backlog:
-            self._fail(EngineFault("The client reads its answer too slowly.", code="slow_client"))
-        self._wake()
+            self._fail(EngineFault("The client reads its answer too slowly.", code="slow_client"), detach=True)
+
+    def flush(self) -> None:
+        self._heard, self.heard = time.monotonic(), True
+        if self.listener is not None:
+            self.listener()
+        elif self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     async def resend_if_silent(self, seconds: float) -> None:
         """Offer the requests to the store again if nothing was heard for so long: a store that lost its last second
@@ -123,58 +162,100 @@ class Generation:
         for request_id, reader in self._readers.items():
             if not reader.ended:
                 reader.restart_epoch()
-                await self._broker.enqueue(self._requests[request_id], self._model.card)
+                await self._origin.offer(request_id)
 
     def usage(self) -> Usage:
         """Tokens of all choices: a prompt counts once however many choices it has, output is what was consumed."""
-        prompts = list(self._requests.values())[:: self._n]
+        readers = list(self._readers.values())
+        n = len(readers) // len(self._prompt_tokens)
         return Usage(
-            prompt_tokens=sum(len(request.prompt) for request in prompts),
-            completion_tokens=sum(reader.num_tokens for reader in self._readers.values()),
-            cached_tokens=sum(reader.cached_tokens for reader in list(self._readers.values())[:: self._n]),
+            prompt_tokens=sum(self._prompt_tokens),
+            completion_tokens=sum(reader.num_tokens for reader in readers),
+            cached_tokens=sum(reader.cached_tokens for reader in readers[::n]),
         )
 
+    def cut_off(self) -> None:
+        """The gateway ends. What has a ticket goes on without this gateway; the rest is cancelled."""
+        self._fail(ShuttingDown(SHUTTING_DOWN), detach=True)
+
+    def leave(self) -> None:
+        """Read no more, cancel nothing."""
+        if self._let_go():
+            self._origin.leave()
+
     def close(self) -> None:
-        """Let go of everything; what has not ended is cancelled in the background."""
-        if self._timer is None:
+        """Let go of everything; what has not ended is cancelled in the background. Who only follows cancels nothing."""
+        if self.ticket is not None and self.ticket.following:
+            return self.leave()
+        if not self._let_go():
             return
+        self._origin.leave()
+        self._origin.cancel([request_id for request_id, reader in self._readers.items() if not reader.ended])
+        if self.ticket is not None and not self.over:
+            self._lingering.forget(self.ticket)
+
+    def _let_go(self) -> bool:
+        if self._timer is None:
+            return False
         self._timer.cancel()
         self._timer = None
-        self._pump.unregister(self._requests)
         self._inbox.clear()
-        self._count_tokens()
-        for request_id, reader in self._readers.items():
-            if not reader.ended:
-                self._pump.cancel(self._model.card.id, request_id)
+        usage = self.usage()
+        self._metrics.prompt_tokens.labels(self._model_id).inc(usage.prompt_tokens)
+        self._metrics.completion_tokens.labels(self._model_id).inc(usage.completion_tokens)
+        return True
 
-    def _count_tokens(self) -> None:
-        usage, model_id = self.usage(), self._model.card.id
-        self._metrics.prompt_tokens.labels(model_id).inc(usage.prompt_tokens)
-        self._metrics.completion_tokens.labels(model_id).inc(usage.completion_tokens)
-
-    def _take(self) -> list[TokenFrame]:
-        frames, self._inbox, self._backlog = self._inbox, [], 0
-        return frames
+    def _settle(self) -> None:
+        """The end of an answer that others may ask for: kept if it is one, else forgotten."""
+        if self.ticket is None or self._settled or self._transcripts is None:
+            return
+        self._settled = True
+        if self._fault is not None:
+            self._lingering.forget(self.ticket)
+        else:
+            self._lingering.keep(self.ticket, [transcript.frame() for transcript in self._transcripts.values()])
 
     def _read(self, frames: list[TokenFrame]) -> list[Delta]:
+        if len(frames) == 1:
+            delta = self._read_one(frames[0])
+            return [delta] if delta else []
         merged: dict[str, Delta] = {}
         for frame in frames:
-            reader = self._readers[frame.request_id]
-            before = reader.num_tokens
-            delta = reader.accept(frame)
-            if before == 0 and reader.num_tokens:
-                self._metrics.first_token.observe(time.monotonic() - self._started)
-            if reader.stopped_by_text and delta.finish:
-                self._pump.cancel(self._model.card.id, frame.request_id)
+            delta = self._read_one(frame)
             if not delta:
                 continue
-            if delta.finish and reader.num_tokens:
-                self._metrics.token_latency.observe((time.monotonic() - self._started) / reader.num_tokens)
             if (earlier := merged.get(frame.request_id)) is not None:
                 earlier.extend(delta)
             else:
                 merged[frame.request_id] = delta
         return list(merged.values())
+
+    def _read_singly(self, frames: list[TokenFrame]) -> list[Delta]:
+        assert self._transcripts is not None
+        new = []
+        for frame in frames:
+            for piece in one_by_one(frame):
+                if not self._readers[piece.request_id].ended:
+                    self._transcripts[piece.request_id].add(piece)
+                if delta := self._read_one(piece):
+                    new.append(delta)
+        if self.over:
+            self._settle()
+        return new
+
+    def _read_one(self, frame: TokenFrame) -> Delta:
+        reader = self._readers[frame.request_id]
+        before = reader.num_tokens
+        delta = reader.accept(frame)
+        if before == 0 and reader.num_tokens:
+            self._metrics.first_token.observe(time.monotonic() - self._started)
+        if delta.finish:
+            self._live -= 1
+            if reader.stopped_by_text:
+                self._origin.cancel((frame.request_id,))
+            if reader.num_tokens:
+                self._metrics.token_latency.observe((time.monotonic() - self._started) / reader.num_tokens)
+        return delta
 
     async def _wait(self) -> None:
         self._waiter = asyncio.get_running_loop().create_future()
@@ -183,16 +264,19 @@ class Generation:
         finally:
             self._waiter = None
 
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    def _fail(self, error: GatewayError) -> None:
-        """End from outside: whoever reads gets the error, and the engine is freed even if nobody ever reads."""
-        self._fault = self._fault or error
+    def _fail(self, error: GatewayError, *, detach: bool = False) -> None:
+        """End from outside: whoever reads gets the error, and the engine is freed even if nobody ever reads. Not with
+        a ticket, if `detach`: then the fault is this connection's alone."""
+        if self._fault is None:
+            self._fault, self._detached = error, detach
         self.failed.set()
-        self._wake()
-        self.close()
+        if not (detach and self.ticket is not None):
+            self.close()
+        self.flush()
+
+    def _lose(self, error: GatewayError) -> None:
+        """The origin has no more frames to give: this connection's fault, not the requests'."""
+        self._fail(error, detach=True)
 
     def _expire(self) -> None:
         self._fail(DeadlineExpired(f"The request was not done within {self._timeout:g} seconds."))

@@ -35,9 +35,19 @@ _HELP = {
     "requests_finished_total": ("requests_finished", "Requests that ended"),
     "requests_failed_total": ("requests_failed", "Requests that ended in an error"),
     "step_seconds_total": ("step_seconds", "Time spent in iterations"),
+    "draining": ("draining", "1 while the engine claims nothing more and ends what it has"),
 }
 _GAUGES = frozenset(
-    ("running", "waiting", "batch_size", "batch_tokens", "kv_blocks_total", "kv_blocks_used", "kv_blocks_cached")
+    (
+        "running",
+        "waiting",
+        "batch_size",
+        "batch_tokens",
+        "kv_blocks_total",
+        "kv_blocks_used",
+        "kv_blocks_cached",
+        "draining",
+    )
 )
 _LATENCY = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 

@@ -19,6 +19,11 @@ from noria.gateway.text.chat_template import ChatTemplate, TemplateError
 
 log = structlog.get_logger(__name__)
 
+_LOOK_TIME = 2.0
+"""Seconds for a look at the store: new requests are refused at once when it failed, so it must fail soon."""
+
+_NO_ENGINE = "No engine serves this model at the moment. Please try again."
+
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
@@ -46,17 +51,21 @@ class ModelDirectory:
         """Take in what the broker knows, which is a second old at most. Never raises: see `fresh`."""
         async with self._looking:
             try:
-                found = {status.card.id: status for status in await self._broker.models()}
+                async with asyncio.timeout(_LOOK_TIME):
+                    found = {status.card.id: status for status in await self._broker.models()}
                 for status in found.values():
                     await self._load(status)
             except BrokerUnavailable as error:
                 self.fresh, self.trouble = False, str(error)
+            except TimeoutError:
+                self.fresh, self.trouble = False, "the store does not answer in time"
             else:
                 self.models, self.fresh, self.trouble = found, True, ""
                 self._served = {name: model for name, model in self._served.items() if name in found}
 
     async def resolve(self, name: str) -> ServedModel:
-        """The live model of that name or alias. Raises `ModelNotFound`, or `Overloaded` while it has no live engine."""
+        """The model of that name or alias, live or not. Raises `ModelNotFound`, or `Overloaded` while nothing is known
+        of it but its name."""
         status = self.find(name)
         if status is None or not status.engines:
             await self.refresh()
@@ -68,15 +77,25 @@ class ModelDirectory:
                 raise Overloaded("No engine serves a model yet. Please try again.", retry_after=2)
             raise not_found(name)
         model = self._served.get(status.card.id)
-        if not status.engines or model is None:
-            raise Overloaded("No engine serves this model at the moment. Please try again.", retry_after=2)
+        if model is None:
+            raise Overloaded(_NO_ENGINE, retry_after=2)
         return model
+
+    def require_live(self, model: ServedModel) -> None:
+        """Raises `Overloaded` where a new request would find no engine, or no store."""
+        if not self.fresh:
+            raise Overloaded(STORE_AWAY, retry_after=2)
+        status = self.models.get(model.card.id)
+        if status is None or not status.engines:
+            raise Overloaded(_NO_ENGINE, retry_after=2)
 
     def find(self, name: str) -> ModelStatus | None:
         """The state of a model by id or alias, live or not."""
         if name in self.models:
             return self.models[name]
-        return next((status for status in self.models.values() if name in status.card.aliases), None)
+        named = [status for status in self.models.values() if name in status.card.aliases]
+        # An alias may move from one pool to another: one with engines serves, and of several the oldest.
+        return min(named, key=lambda s: (not s.engines, s.card.created, s.card.id), default=None)
 
     def models_now(self) -> list[ModelStatus]:
         """The last snapshot."""

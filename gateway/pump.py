@@ -1,13 +1,14 @@
 """The one reader of this gateway's frame stream: hands each frame to the generation that waits for it.
 
-Also carries cancellations to the store in the background, since who cancels is usually gone. Knows no text.
+Also carries errands to the store in the background, such as cancellations, since who cancels is usually gone. Knows no
+text.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Iterator
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from typing import Protocol
 
 import structlog
 
@@ -16,7 +17,7 @@ from noria.engine.wire.messages import TokenFrame
 
 log = structlog.get_logger(__name__)
 
-_CANCEL_TRIES = 10
+_TRIES = 10
 
 
 class FrameSink(Protocol):
@@ -24,7 +25,11 @@ class FrameSink(Protocol):
 
     def accept(self, frame: TokenFrame) -> None: ...
 
-    def close(self) -> None: ...
+    def flush(self) -> None:
+        """All frames that came together have been accepted: now is the time to write. Does not raise."""
+
+    def cut_off(self) -> None:
+        """The gateway ends: let go of everything, with an honest word to the client."""
 
     async def resend_if_silent(self, seconds: float) -> None: ...
 
@@ -50,31 +55,40 @@ class FramePump:
         return iter(dict.fromkeys(self._sinks.values()))
 
     async def run(self) -> None:
-        """Read until cancelled; frames of requests that nobody waits for any more are dropped."""
+        """Read until cancelled."""
         async for frames in self._broker.frames():
-            for frame in frames:
-                sink = self._sinks.get(frame.request_id)
-                if sink is not None:
-                    sink.accept(frame)
+            self.deliver(frames)
+
+    def deliver(self, frames: Sequence[TokenFrame]) -> None:
+        """Frames of requests that nobody waits for any more are dropped."""
+        touched: dict[FrameSink, None] = {}
+        for frame in frames:
+            sink = self._sinks.get(frame.request_id)
+            if sink is not None:
+                sink.accept(frame)
+                touched[sink] = None
+        for sink in touched:
+            sink.flush()
 
     def cancel(self, model_id: str, request_id: str) -> None:
         """Tell the store in the background that nobody wants this request any more."""
-        self._spawn(self._cancel(model_id, request_id))
+        self.errand("cancellation", lambda: self._broker.cancel(model_id, request_id))
+
+    def errand(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
+        """Do in the background what the store must be told; tried again for half a minute while the store is away."""
+        task = asyncio.ensure_future(self._carry(name, work))
+        self._errands.add(task)
+        task.add_done_callback(self._errands.discard)
 
     async def drain(self, timeout: float) -> None:
-        """Wait for the cancellations on their way, `timeout` seconds at most."""
+        """Wait for the errands on their way, `timeout` seconds at most."""
         if self._errands:
             await asyncio.wait(self._errands, timeout=timeout)
 
-    async def _cancel(self, model_id: str, request_id: str) -> None:
-        for attempt in range(_CANCEL_TRIES):
+    async def _carry(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
+        for attempt in range(_TRIES):
             try:
-                return await self._broker.cancel(model_id, request_id)
+                return await work()
             except BrokerUnavailable:
                 await asyncio.sleep(0.2 * 2 ** min(attempt, 5))
-        log.warning("cancellation lost: the store is away", request_id=request_id)
-
-    def _spawn(self, errand: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(errand)
-        self._errands.add(task)
-        task.add_done_callback(self._errands.discard)
+        log.warning("an errand was lost: the store is away", errand=name)

@@ -1,5 +1,7 @@
 """The outermost ASGI layer: request ids, OpenAI's response headers, counting, and a 500 for whatever nobody foresaw.
 
+While the gateway drains, nothing new but probes gets past here.
+
 Knows no endpoint.
 """
 
@@ -14,21 +16,24 @@ import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from noria.gateway.dependencies import ClientGone
-from noria.gateway.errors import UNEXPECTED, Overloaded, respond
+from noria.gateway.drain import Drain
+from noria.gateway.errors import SHUTTING_DOWN, UNEXPECTED, ShuttingDown, respond
 from noria.gateway.metrics import GatewayMetrics
 
 log = structlog.get_logger(__name__)
 
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}\Z")
+_PROBES = frozenset(("/healthz", "/readyz", "/metrics"))
 _CLIENT_GONE = 499  # never sent: how a request that nobody waits for any more is counted and logged
 
 
 class RequestContext:
     """Wraps the app. A trailing slash in the path is ignored."""
 
-    def __init__(self, app: ASGIApp, metrics: GatewayMetrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: GatewayMetrics, drain: Drain) -> None:
         self._app = app
         self._metrics = metrics
+        self._drain = drain
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -36,6 +41,16 @@ class RequestContext:
         path: str = scope["path"]
         if len(path) > 1 and path.endswith("/"):
             scope["path"] = path.rstrip("/") or "/"
+        if scope["path"] in _PROBES:
+            return await self._answer(scope, receive, send)
+        self._drain.open += 1
+        try:
+            await self._answer(scope, receive, send)
+        finally:
+            self._drain.open -= 1
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path: str = scope["path"]
         began = time.perf_counter()
         request_id = _request_id(scope)
         status = _CLIENT_GONE
@@ -55,13 +70,15 @@ class RequestContext:
 
         with structlog.contextvars.bound_contextvars(request_id=request_id.decode()):
             try:
+                if self._drain.begun and path not in _PROBES:
+                    return await respond(ShuttingDown(SHUTTING_DOWN))(scope, receive, send_with_headers)
                 await self._app(scope, receive, send_with_headers)
             except ClientGone:
                 log.debug("the client left", path=path)
             except asyncio.CancelledError:  # the server stops, and its patience with open answers has ended
                 log.warning("an answer was cut off by the end of the server", path=path)
                 if status == _CLIENT_GONE:
-                    await respond(Overloaded("The server is shutting down."))(scope, receive, send_with_headers)
+                    await respond(ShuttingDown(SHUTTING_DOWN))(scope, receive, send_with_headers)
             except Exception:
                 log.exception("unexpected error", path=path)
                 if status == _CLIENT_GONE:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 import socket
 import sys
+import time
 from types import FrameType
 
 import structlog
@@ -18,12 +19,44 @@ from noria.engine.wire.logs import configure
 from noria.gateway.app import create_app
 from noria.gateway.config import GatewaySettings
 from noria.gateway.protocol import bounded
+from noria.gateway.services import Services
 
 log = structlog.get_logger(__name__)
 
 _BACKLOG = 2048
+_LAST_WORDS = 3
+"""Seconds for the answers that were cut off to tell their clients."""
+
 _EXIT_TEMPORARY = 1
 _EXIT_CONFIGURATION = 2
+
+
+class DrainingServer(uvicorn.Server):
+    """Uvicorn, which on a signal would stop listening at once: this one goes on listening to say that it is not ready
+    and takes nothing new, until open answers have ended or their time is up. A second signal ends it right away."""
+
+    def __init__(self, config: uvicorn.Config, services: Services) -> None:
+        super().__init__(config)
+        self._services = services
+        self._until = 0.0  # monotonic
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._services.drain.begun:
+            self.should_exit = True
+            return
+        self._services.drain.begun = True
+        self._until = time.monotonic() + self._services.settings.shutdown_timeout
+
+    async def on_tick(self, counter: int) -> bool:
+        drain = self._services.drain
+        if drain.begun and (not drain.open or time.monotonic() >= self._until):
+            self.should_exit = True
+        if self.should_exit:
+            if drain.open:
+                log.warning("open answers are cut off", count=drain.open)
+            for sink in list(self._services.pump.sinks()):
+                sink.cut_off()
+        return await super().on_tick(counter)
 
 
 def run(settings: GatewaySettings) -> int:
@@ -49,17 +82,13 @@ def run(settings: GatewaySettings) -> int:
         access_log=False,
         server_header=False,
         timeout_keep_alive=settings.keep_alive,
-        timeout_graceful_shutdown=settings.shutdown_timeout,
+        timeout_graceful_shutdown=_LAST_WORDS,
     )
     log.info("listening", host=settings.host, port=listener.getsockname()[1])
-    server = uvicorn.Server(config)
-
-    def stop(_: int, __: FrameType | None) -> None:
-        server.should_exit = True
-
-    # Uvicorn raises the signal again once it has shut down; with these in place that is not a death by signal.
+    server = DrainingServer(config, app.state.services)
+    # Before and after uvicorn's own time, too, a signal is a wish to end and not a death.
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop)
+        signal.signal(number, server.handle_exit)
     with listener:
         server.run(sockets=[listener])
     return 0

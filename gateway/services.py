@@ -1,11 +1,10 @@
-"""What the endpoints work with, made once per app and held together; and the start of a generation from it.
+"""What the endpoints work with, made once per app and held together; and the making of a generation from it.
 
 Knows no HTTP.
 """
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,20 +15,40 @@ from noria.engine.wire.broker import GatewayBroker
 from noria.engine.wire.messages import GenerationRequest, SamplingParams
 from noria.gateway.choice import TextOptions
 from noria.gateway.config import GatewaySettings
+from noria.gateway.drain import Drain
 from noria.gateway.errors import InvalidRequest
 from noria.gateway.generation import Generation
+from noria.gateway.linger import Lingering
 from noria.gateway.metrics import GatewayMetrics
 from noria.gateway.model_directory import ModelDirectory, ServedModel
+from noria.gateway.origin import Followed, Origin, Queued
 from noria.gateway.pump import FramePump
 from noria.gateway.sampling import seeds
 from noria.gateway.schemas.sampling import SamplingFields
+from noria.gateway.tickets import Ticket, TicketOffice
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Whom a request belongs to. All keys are one tenant until organisations exist."""
+    """Whom a request belongs to. `weight` is its share of a busy queue against other tenants'."""
 
     id: str = "default"
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A request that passed every check: `fields.n` choices for each prompt; `params` are per prompt."""
+
+    model: ServedModel
+    fields: SamplingFields
+    prompts: Sequence[list[int]]
+    params: Sequence[SamplingParams]
+    options: TextOptions
+
+    @property
+    def num_choices(self) -> int:
+        return len(self.prompts) * self.fields.n
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,46 +60,58 @@ class Services:
     directory: ModelDirectory
     pump: FramePump
     metrics: GatewayMetrics
+    tickets: TicketOffice
+    lingering: Lingering
+    drain: Drain
 
-    def generation(
-        self,
-        tenant: Tenant,
-        model: ServedModel,
-        fields: SamplingFields,
-        prompts: Sequence[list[int]],
-        params: Sequence[SamplingParams],
-        options: TextOptions,
-    ) -> Generation:
-        """`fields.n` choices for each prompt; `params` are per prompt. Nothing is sent before it is entered."""
-        group = secrets.token_hex(12)
+    def generation(self, tenant: Tenant, question: Question, group: str, ticket: Ticket | None) -> Generation:
+        """The answer's generation. Its requests are named after `group`. Nothing is sent before it is entered."""
+        names = [f"{group}-{place}" for place in range(question.num_choices)]
+        card = question.model.card
+        follows = ticket is not None and ticket.following
+        origin: Origin
+        if ticket is not None and ticket.following:
+            origin = Followed(self.broker, self.pump, card, names, ticket)
+        else:
+            requests = self._requests(tenant, question, names, logged=ticket is not None)
+            origin = Queued(self.broker, self.pump, card, requests, ticket)
+        return Generation(
+            origin,
+            self.lingering,
+            self.metrics,
+            question.model,
+            names,
+            [len(prompt) for prompt in question.prompts],
+            question.options,
+            ticket=ticket,
+            timeout=self.settings.request_timeout,
+            # What is read again may come all at once.
+            max_backlog=card.max_model_len * len(names) if follows else self.settings.max_stream_backlog,
+        )
+
+    def _requests(
+        self, tenant: Tenant, question: Question, names: Sequence[str], *, logged: bool
+    ) -> list[GenerationRequest]:
+        fields, n = question.fields, question.fields.n
         deadline_ms = int((time.time() + self.settings.request_timeout) * 1000)
-        drawn = seeds(fields.seed, len(prompts), fields.n)
-        requests = [
+        drawn = seeds(fields.seed, len(question.prompts), n)
+        return [
             GenerationRequest(
-                id=f"{group}-{place}",
-                model=model.card.id,
-                prompt=prompts[place // fields.n],
-                sampling=msgspec.structs.replace(params[place // fields.n], seed=seed),
+                id=names[place],
+                model=question.model.card.id,
+                prompt=question.prompts[place // n],
+                sampling=msgspec.structs.replace(question.params[place // n], seed=seed),
                 gateway=self.broker.boot_id,
                 tenant=tenant.id,
                 service_class=fields.service_class,
                 priority=fields.priority,
                 deadline_ms=deadline_ms,
                 cache_salt=tenant.id,
+                weight=tenant.weight,
+                logged=logged,
             )
             for place, seed in enumerate(drawn)
         ]
-        return Generation(
-            self.broker,
-            self.pump,
-            self.metrics,
-            model,
-            requests,
-            options,
-            n=fields.n,
-            timeout=self.settings.request_timeout,
-            max_backlog=self.settings.max_stream_backlog,
-        )
 
     def check_choices(self, num_prompts: int, n: int) -> None:
         """Refuse a request for more choices than one client may occupy at once."""

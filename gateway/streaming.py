@@ -6,16 +6,20 @@ Knows no chunk's shape.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import Sequence
+from typing import Protocol
 
 import structlog
 from prometheus_client import Gauge
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from noria.engine.wire.messages import Usage
+from noria.gateway.choice import Delta
 from noria.gateway.dependencies import cancel_and_wait, client_left
 from noria.gateway.errors import UNEXPECTED, GatewayError, envelope
 from noria.gateway.generation import Generation
+from noria.gateway.queue_info import QueueInfo
 
 log = structlog.get_logger(__name__)
 
@@ -25,25 +29,45 @@ _LAST_WORDS = 2.0
 """Seconds that a client has to take in the error of a stream that ended from outside; one that does not read cannot."""
 
 
+class Events(Protocol):
+    """Renders one answer as whole events; stateful, called in this order."""
+
+    def opening(self) -> bytes: ...
+
+    def of(self, deltas: Sequence[Delta]) -> bytes: ...
+
+    def closing(self, usage: Usage) -> bytes: ...
+
+
 class EventStream(Response):
     """Enters the generation before the first byte, so that a refused request still has its own HTTP status, and
-    leaves it in any case. `events` yields the bytes of whole events. An error inside becomes an error event, and no
-    [DONE] follows it."""
+    leaves it in any case. An error inside becomes an error event, and no [DONE] follows it."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, generation: Generation, events: AsyncIterator[bytes], open_streams: Gauge) -> None:
+    def __init__(
+        self, generation: Generation, events: Events, open_streams: Gauge, queue_info: QueueInfo | None = None
+    ) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._generation = generation
         self._events = events
         self._open_streams = open_streams
+        self._queue_info = queue_info
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._generation:
-            writing = asyncio.ensure_future(self._write(send))
-            gone = asyncio.ensure_future(client_left(receive))
-            failed = asyncio.ensure_future(self._generation.failed.wait())
+            if self._queue_info is not None:
+                self.headers.update(await self._queue_info.headers())
+            writer = _Writer(self._generation, self._events, send)
+            tasks = [
+                asyncio.ensure_future(writer.run(self.status_code, self.raw_headers)),
+                asyncio.ensure_future(client_left(receive)),
+                asyncio.ensure_future(self._generation.failed.wait()),
+            ]
+            if self._queue_info is not None:
+                tasks.append(asyncio.ensure_future(self._comment(self._queue_info, writer)))
+            writing, gone, failed = tasks[:3]
             self._open_streams.inc()
             try:
                 await asyncio.wait((writing, gone, failed), return_when=asyncio.FIRST_COMPLETED)
@@ -53,19 +77,110 @@ class EventStream(Response):
                     writing.result()
             finally:
                 self._open_streams.dec()
-                await cancel_and_wait(writing, gone, failed)
+                await cancel_and_wait(*tasks)
 
-    async def _write(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+    async def _comment(self, queue_info: QueueInfo, writer: _Writer) -> bool:
+        async for comment in queue_info.comments():
+            if self._generation.heard:
+                break
+            writer.comment(comment)
+        return True
+
+
+class _Writer:
+    """Writes what a generation has, in two ways. As a rule straight from the pump, when frames come: the chunk is
+    rendered and sent without a task being woken for it. Where the connection takes no more at the moment, and for the
+    beginning and the end, a task of its own writes; what comes meanwhile waits in the generation and goes out as one.
+    """
+
+    def __init__(self, generation: Generation, events: Events, send: Send) -> None:
+        self._generation = generation
+        self._events = events
+        self._send = send
+        self._busy = True  # the task writes, or is about to: the pump keeps out
+        self._pending = b""
+        self._error: Exception | None = None
+        self._wake = asyncio.Event()
+
+    async def run(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> bool:
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
         try:
-            async for event in self._events:
-                await send({"type": "http.response.body", "body": event, "more_body": True})
+            if opening := self._events.opening():
+                await self._write(opening)
+            self._generation.listener = self._news
+            await self._follow()
+            await self._write(self._events.closing(self._generation.usage()))
         except GatewayError as error:
-            await send({"type": "http.response.body", "body": _error_event(error), "more_body": True})
+            await self._write(_error_event(error))
         except Exception:
             log.exception("a stream failed")
-            await send({"type": "http.response.body", "body": _error_event(UNEXPECTED), "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await self._write(_error_event(UNEXPECTED))
+        finally:
+            self._generation.listener = None
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        return True
+
+    def comment(self, line: bytes) -> None:
+        """A line that readers of events pass over; dropped if there is anything else to write."""
+        if not self._busy:
+            self._push(line)
+
+    async def _follow(self) -> None:
+        while True:
+            if self._error is not None:
+                raise self._error
+            pending, self._pending = self._pending, b""
+            if pending:
+                await self._write(pending)
+                continue
+            if deltas := self._generation.take():
+                if event := self._events.of(deltas):
+                    await self._write(event)
+                continue
+            if self._generation.over:
+                return
+            self._wake.clear()
+            self._busy = False
+            await self._wake.wait()
+
+    def _news(self) -> None:
+        """Called by the pump."""
+        if self._busy:
+            return
+        try:
+            deltas = self._generation.take()
+            event = self._events.of(deltas) if deltas else b""
+        except Exception as error:
+            self._error = error
+            self._rouse()
+            return
+        if event and not self._push(event):
+            self._pending = event
+            self._rouse()
+        elif self._generation.over:
+            self._rouse()
+
+    def _rouse(self) -> None:
+        self._busy = True
+        self._wake.set()
+
+    def _push(self, data: bytes) -> bool:
+        """Send now if that needs no waiting. The server waits for room before it writes anything, so that a send that
+        would wait can be given up as if it had never been called."""
+        sending = self._send({"type": "http.response.body", "body": data, "more_body": True})
+        step = getattr(sending, "send", None)
+        if step is None:
+            return False
+        try:
+            step(None)
+        except StopIteration:
+            return True
+        sending.close()  # type: ignore[attr-defined]
+        return False
+
+    async def _write(self, data: bytes) -> None:
+        if data:
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
 
 def _error_event(error: GatewayError) -> bytes:

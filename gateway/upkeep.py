@@ -32,8 +32,9 @@ class Upkeep:
         self._tasks = [asyncio.create_task(self._run(), name="upkeep")]
 
     async def stop(self) -> None:
-        for sink in list(self._services.pump.sinks()):  # what the end of the server cut off
-            sink.close()
+        for sink in list(self._services.pump.sinks()):
+            sink.cut_off()
+        await self._services.lingering.stop()
         await self._services.pump.drain(timeout=2.0)
         await cancel_and_wait(*self._tasks)
         await self._services.broker.close()

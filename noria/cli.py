@@ -1,4 +1,4 @@
-"""The `noria` command: `serve`, `gateway`, `engine`, `models`, `simulate`.
+"""The `noria` command: `serve`, `gateway`, `engine`, `queue`, `models`, `simulate`.
 
 Exit codes: 0 done or stopped as asked; 1 something around it failed (a port in use, a store out of reach), the same
 command may work later; 2 it cannot work as asked (an option, the model, the memory); 130 stopped by force.
@@ -92,6 +92,27 @@ def engine(model: ModelArgument = None, **given: Any) -> int:
     return run(config)
 
 
+def queue(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[dead list|show ID|requeue ID|drop ID]", help="Dead letters.", show_default=False),
+    ] = None,
+    redis_url: Annotated[
+        str | None,
+        typer.Option(help="The store; else that of the noria serve that runs here. (NORIA_REDIS_URL)"),
+    ] = None,
+    state_dir: Annotated[Path | None, typer.Option(help="State folder of the noria serve to look at.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> int:
+    """Show what waits, who runs it, and what was given up; manage dead letters."""
+    from noria.queue import CannotShow, queue_command
+
+    try:
+        return queue_command(words or [], redis_url, state_dir, as_json=json)
+    except CannotShow as error:
+        _fail(str(error), error.code)
+
+
 def models() -> None:
     """List the models that lie on this machine."""
     from rich.console import Console
@@ -153,6 +174,7 @@ COMMANDS: dict[Callable[..., int | None], Callable[[], list[inspect.Parameter]] 
     serve: _serve_parameters,
     gateway: _gateway_parameters,
     engine: _engine_parameters,
+    queue: None,
     models: None,
     simulate: _simulate_parameters,
 }

@@ -38,7 +38,7 @@ class EmbeddedStore:
     @property
     def url(self) -> str:
         """The address in the form that redis clients take."""
-        return f"unix://{quote(str(self.socket_path))}?db=0"
+        return _url(self.socket_path)
 
     def answers(self) -> bool:
         """True once the server has loaded its file and answers a PING."""
@@ -60,6 +60,12 @@ class EmbeddedStore:
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
+def default_state_dir() -> Path:
+    """`$XDG_STATE_HOME/noria`, by default `~/.local/state/noria`."""
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "noria"
+
+
 def open_store(folder: Path, *, wait_seconds: float = 10.0) -> EmbeddedStore:
     """Take the state folder and write the server's configuration into it.
 
@@ -78,6 +84,18 @@ def open_store(folder: Path, *, wait_seconds: float = 10.0) -> EmbeddedStore:
         raise StoreError(f"The state folder {folder} cannot be used: {error.strerror}") from None
     argv = (_server_binary(), str(config_path))
     return EmbeddedStore(folder, socket_path, argv, folder / "store.log", lock_fd)
+
+
+def running_store(folder: Path) -> str | None:
+    """The address of the store that a `noria serve` runs in this state folder; None where there is none."""
+    if not (folder / "store.conf").exists():
+        return None
+    socket_path = _socket_path(folder)
+    return _url(socket_path) if socket_path.is_socket() else None
+
+
+def _url(socket_path: Path) -> str:
+    return f"unix://{quote(str(socket_path))}?db=0"
 
 
 def _take(folder: Path, wait_seconds: float) -> int:

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from noria.banner import LogLines, Terminal, open_screen, ready_text
 from noria.child import ChildSpec
-from noria.embedded_store import EmbeddedStore, StoreError, open_store
+from noria.embedded_store import EmbeddedStore, StoreError, default_state_dir, open_store
 from noria.engine.config import EngineConfig
 from noria.engine.models.errors import ModelError
 from noria.engine.models.source import resolve
@@ -29,7 +29,7 @@ from noria.gateway.config import GatewaySettings
 from noria.options import as_arguments, build, in_environment
 from noria.supervisor import EXIT_CONFIGURATION, EXIT_FAILED, Supervisor
 
-ENGINE_STOP_SECONDS = 15.0  # to end the running iteration and hand its requests back
+ENGINE_MARGIN = 15.0  # on top of the engine's own time to drain: to end an iteration and hand its requests back
 STORE_STOP_SECONDS = 10.0  # to write its file
 GATEWAY_MARGIN = 5.0  # on top of the gateway's own time for open answers
 PROBE_INTERVAL = 0.25
@@ -52,7 +52,7 @@ def serve(given: Mapping[str, Any], state_dir: Path | None) -> int:
     engine, gateway = build(EngineConfig, given), build(GatewaySettings, given)
     port = _free_port(gateway.host, gateway.port)
     try:
-        model = engine.served_model_name or resolve(engine.model).name
+        model = (engine.served_names or (resolve(engine.model).name,))[0]
     except ModelError as error:
         raise CannotStart(str(error), EXIT_CONFIGURATION) from None
     folder = (state_dir or default_state_dir()).expanduser().absolute()
@@ -77,6 +77,7 @@ def serve(given: Mapping[str, Any], state_dir: Path | None) -> int:
         store,
         redis_url=store.url if store else engine.redis_url,
         api_key=key or gateway.api_key.get_secret_value(),
+        engine_stop_seconds=engine.drain_timeout + ENGINE_MARGIN,
         gateway_stop_seconds=gateway.shutdown_timeout + GATEWAY_MARGIN,
     )
     announce = _Announcement(address, gateway.api_keys[0] if key is None else key, screen.say)
@@ -96,12 +97,6 @@ def serve(given: Mapping[str, Any], state_dir: Path | None) -> int:
         screen.close()
 
 
-def default_state_dir() -> Path:
-    """`$XDG_STATE_HOME/noria`, by default `~/.local/state/noria`."""
-    base = os.environ.get("XDG_STATE_HOME")
-    return (Path(base) if base else Path.home() / ".local" / "state") / "noria"
-
-
 def _specs(
     given: Mapping[str, Any],
     screen: Terminal | LogLines,
@@ -109,6 +104,7 @@ def _specs(
     *,
     redis_url: str,
     api_key: str,
+    engine_stop_seconds: float,
     gateway_stop_seconds: float,
 ) -> list[ChildSpec]:
     # Addresses and keys go through the environment: arguments can be read by every user of the machine.
@@ -140,7 +136,7 @@ def _specs(
             name="engine",
             argv=[*noria, "engine", *as_arguments(EngineConfig, engine_options), str(given["model"])],
             env=shared,
-            stop_seconds=ENGINE_STOP_SECONDS,
+            stop_seconds=engine_stop_seconds,
             on_progress=screen.progress if isinstance(screen, Terminal) else None,
             on_error_line=lines_of("engine"),
         )

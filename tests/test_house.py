@@ -206,6 +206,7 @@ HOMES = {
         "gateway/server.py",
         # The two ASGI layers beneath them: the outermost one, and the writer of event streams.
         "gateway/request_context.py",
+        "gateway/answering.py",
         "gateway/streaming.py",
     ),
     ("triton",): ("kernels/",),

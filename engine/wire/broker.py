@@ -5,6 +5,16 @@ Knows nothing itself: keys.py holds the names, lua/ the scripts, gateway_broker.
 
 from noria.engine.wire.connection import BrokerUnavailable, redact
 from noria.engine.wire.engine_broker import EngineBroker, Exchange
-from noria.engine.wire.gateway_broker import GatewayBroker, ModelStatus, QueueFull
+from noria.engine.wire.gateway_broker import GatewayBroker, ModelStatus, QueueFull, QueuePosition, TenantQueueFull
 
-__all__ = ["BrokerUnavailable", "EngineBroker", "Exchange", "GatewayBroker", "ModelStatus", "QueueFull", "redact"]
+__all__ = [
+    "BrokerUnavailable",
+    "EngineBroker",
+    "Exchange",
+    "GatewayBroker",
+    "ModelStatus",
+    "QueueFull",
+    "QueuePosition",
+    "TenantQueueFull",
+    "redact",
+]

@@ -75,8 +75,11 @@ CANCEL = _load("cancel")
 RELEASE = _load("release")
 LEASE = _load("lease")
 SNAPSHOT = _load("snapshot")
+POSITION = _load("position")
 REGISTER = _load("pools", prelude=False)
-_TEXT_BY_SHA = {s.sha: s.text for s in (ENQUEUE, CLAIM, PROGRESS, CANCEL, RELEASE, LEASE, SNAPSHOT, REGISTER)}
+LOG = _load("log", prelude=False)
+SCRIPTS = (ENQUEUE, CLAIM, PROGRESS, CANCEL, RELEASE, LEASE, SNAPSHOT, POSITION, REGISTER, LOG)
+_TEXT_BY_SHA = {s.sha: s.text for s in SCRIPTS}
 
 
 @contextmanager

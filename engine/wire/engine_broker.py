@@ -38,11 +38,15 @@ from noria.engine.wire.messages import (
 )
 from noria.engine.wire.publish import (
     POISON,
+    Row,
+    address,
     as_text,
-    final_frame,
     final_publications,
+    last_frame,
     parse_progress,
     publication,
+    published,
+    to_row,
 )
 
 MAX_DEATHS = 2
@@ -56,6 +60,10 @@ LOOKAHEAD = 16
 
 MAX_PASSED = 2.0
 """Seconds for which others may pass a head that does not fit; after that nobody does."""
+
+MAX_PASSED_OVER = 32
+"""Others of its class that may pass the one that has waited longest. So a request that finds k waiting in its class is
+claimed within (k + 1) * (MAX_PASSED_OVER + 1) claims of that class, whatever comes later, of any tenant or priority."""
 
 GONE_AFTER = 2.0
 """Seconds without its stream after which a gateway is taken for gone. A stream that expired while the store was away
@@ -73,14 +81,6 @@ class Exchange:
     cancelled: list[str] = field(default_factory=list)
     gone_gateways: list[str] = field(default_factory=list)
     lease_lost: bool = False
-
-
-@dataclass(slots=True)
-class _Row:
-    """One frame on its way: encoded once, sent twice (progress and stream)."""
-
-    frame: TokenFrame
-    encoded: bytes
 
 
 class EngineBroker:
@@ -106,16 +106,17 @@ class EngineBroker:
         self._heartbeat_store = Store(redis_url)
         self._bell_store = Store(redis_url, block=MAX_BLOCK)
         self._published: tuple[ModelCard, TokenizerFiles] | None = None
+        self._life = secrets.token_hex(4)  # a death counts against a request once per life
         self._lives = 0
         self._renewed_at = 0.0  # monotonic, taken before the renewal was sent: never later than the server's view
         self._registered_at = 0.0
         self._fenced = True
         self._reply_lost = False
-        self._held: dict[str, str] = {}  # request id -> gateway
-        self._unsent: dict[str, list[_Row]] = {}  # frames handed in, not known to be stored
-        self._outbox: dict[str, list[bytes]] = {}  # encoded frames for streams alone, which go out first
+        self._held: dict[str, bool] = {}  # request id -> whether it is logged
+        self._unsent: dict[str, list[Row]] = {}  # by gateway: frames handed in, not known to be stored
+        self._outbox: dict[str, list[Row]] = {}  # by key: frames for streams alone, which go out first
         self._ended: list[tuple[str, int, int]] = []  # (id, epoch, completion tokens) to finish without a new frame
-        self._silent_since: dict[str, float] = {}  # gateway -> when its stream was first missing
+        self._silent_since: dict[str, float] = {}  # by key: when a gateway's stream was first missing
 
     def ping(self) -> None:
         """Raise BrokerUnavailable unless the store answers."""
@@ -133,7 +134,7 @@ class EngineBroker:
             ("SET", keys.card(self._model_id), encode(card), "PX", ttl),
             ("SET", keys.tokenizer(self._model_id), encode(tokenizer), "PX", ttl),
             self._release(deaths=0 if self._lives else 1),
-            LEASE(self._pool, self.engine_id, _ms(self._lease), 1, ttl),
+            LEASE(self._pool, self.engine_id, _ms(self._lease), 1, ttl, self._life),
             REGISTER(keys.POOLS, self._model_id, ttl),
         )
         self._held.clear()
@@ -160,22 +161,22 @@ class EngineBroker:
         Raises BrokerUnavailable.
         """
         for gateway, new in frames.items():
-            self._unsent.setdefault(gateway, []).extend([_Row(frame, encode(frame)) for frame in new])
+            self._unsent.setdefault(gateway, []).extend(map(to_row, new))
         lapsed = time.monotonic() - self._renewed_at > self._lease
         if self._fenced or (lapsed and not self._renew(self._store)):
             # Others may speak for our requests by now: nothing of theirs is published.
             return self._start_again()
         sent_at = time.monotonic()
         rows = [row for new in self._unsent.values() for row in new]
-        gateways = list(dict.fromkeys((*self._outbox, *self._unsent)))
-        replies = self._run_exchange(rows, gateways, self._claim(rows, stats, max_requests, max_blocks))
+        outgoing = self._outgoing()
+        replies = self._run_exchange(rows, outgoing, self._claim(rows, stats, max_requests, max_blocks))
         if not replies[-1][0]:
             self._fenced = True
             return self._start_again()
         self._renewed_at = sent_at
         outcome = Exchange()
+        self._note_published(outgoing, replies[1:-1], outcome)
         self._note_progress(rows, replies[0], outcome)
-        self._note_published(gateways, replies[1:-1], outcome)
         self._note_claimed(replies[-1], outcome)
         return outcome
 
@@ -208,7 +209,7 @@ class EngineBroker:
 
     def _renew(self, store: Store) -> bool:
         life, sent_at = self._lives, time.monotonic()
-        (alive,) = store.run(LEASE(self._pool, self.engine_id, _ms(self._lease), 0, _ms(keys.CARD_TTL)))
+        (alive,) = store.run(LEASE(self._pool, self.engine_id, _ms(self._lease), 0, _ms(keys.CARD_TTL), self._life))
         if life == self._lives:  # else the answer is about a lease before this one
             if alive:
                 self._renewed_at = max(self._renewed_at, sent_at)
@@ -223,11 +224,21 @@ class EngineBroker:
         self.register(*self._published)  # should this raise, we are still fenced and the next call comes here again
         return Exchange(fenced=fenced, lease_lost=True)
 
-    def _run_exchange(self, rows: list[_Row], gateways: list[str], claim: Command) -> list[Any]:
-        """Replies: progress, one per gateway, claim. Progress goes first, so that no token reaches a client that the
+    def _outgoing(self) -> dict[str, list[Row]]:
+        """All frames to publish, by the key of their stream."""
+        outgoing = {key: list(rows) for key, rows in self._outbox.items()}
+        for gateway, rows in self._unsent.items():
+            outgoing.setdefault(keys.frames(gateway), []).extend(rows)
+            for row in rows:
+                if self._held.get(row.frame.request_id):
+                    outgoing.setdefault(keys.log(row.frame.request_id), []).append(row)
+        return outgoing
+
+    def _run_exchange(self, rows: list[Row], outgoing: dict[str, list[Row]], claim: Command) -> list[Any]:
+        """Replies: progress, one per stream, claim. Progress goes first, so that no token reaches a client that the
         next engine would not know of; FINISH goes last, so that no death in between loses a last frame."""
         commands = [self._progress(rows)] if rows else []
-        commands += [publication(gateway, self._payload(gateway)) for gateway in gateways]
+        commands += [publication(key, payload) for key, payload in outgoing.items()]
         commands.append(claim)
         now = time.monotonic()
         register = now - self._registered_at > keys.REGISTER_EVERY
@@ -244,19 +255,20 @@ class EngineBroker:
             replies.pop()
         return replies if rows else [[], *replies]
 
-    def _payload(self, gateway: str) -> list[bytes]:
-        return self._outbox.get(gateway, []) + [row.encoded for row in self._unsent.get(gateway, [])]
-
-    def _progress(self, rows: list[_Row]) -> Command:
+    def _progress(self, rows: list[Row]) -> Command:
+        index_by_id: dict[str, int] = {}
         records = []
         for row in rows:
             f = row.frame
-            seq_after = f.seq + len(f.token_ids)
-            last = f.finish is not None
-            records.append((f.request_id, f.epoch, f.seq, seq_after, last, as_text(row.encoded)))
-        return PROGRESS(self._pool, self.engine_id, msgspec.msgpack.encode(records))
+            index = index_by_id.setdefault(f.request_id, len(index_by_id) + 1)
+            # Numbers as text: the script compares them, and formats none.
+            seq_after = str(f.seq + len(f.token_ids))
+            records.append((index, str(f.epoch), str(f.seq), seq_after, f.finish is not None, as_text(row.encoded)))
+        return PROGRESS(
+            self._pool, self.engine_id, msgspec.msgpack.encode(list(index_by_id)), msgspec.msgpack.encode(records)
+        )
 
-    def _claim(self, rows: list[_Row], stats: EngineStats | None, max_requests: int, max_blocks: int) -> Command:
+    def _claim(self, rows: list[Row], stats: EngineStats | None, max_requests: int, max_blocks: int) -> Command:
         finished = self._ended + [
             (f.request_id, f.epoch, f.seq + len(f.token_ids)) for f in (row.frame for row in rows) if f.finish
         ]
@@ -271,12 +283,13 @@ class EngineBroker:
             _ms(keys.CARD_TTL),
             LOOKAHEAD,
             _ms(self._max_passed),
+            MAX_PASSED_OVER,
             len(finished),
             *(value for triple in finished for value in triple),
             *(self._held if self._reply_lost else ()),
         )
 
-    def _note_progress(self, rows: list[_Row], fenced: Sequence[bytes], outcome: Exchange) -> None:
+    def _note_progress(self, rows: list[Row], fenced: Sequence[bytes], outcome: Exchange) -> None:
         for row in rows:
             if row.frame.finish:
                 self._held.pop(row.frame.request_id, None)
@@ -286,57 +299,61 @@ class EngineBroker:
         # A repeat of a last frame whose reply was lost is fenced too, but for the engine that request has ended.
         outcome.fenced = [i for i in dict.fromkeys(i.decode() for i in fenced) if self._held.pop(i, None)]
 
-    def _note_published(self, gateways: Sequence[str], replies: Sequence[Any], outcome: Exchange) -> None:
+    def _note_published(self, outgoing: dict[str, list[Row]], replies: Sequence[Any], outcome: Exchange) -> None:
         now = time.monotonic()
-        for gateway, reply in zip(gateways, replies, strict=True):
-            payload = self._payload(gateway)
-            self._unsent.pop(gateway, None)
-            self._outbox.pop(gateway, None)
+        self._unsent.clear()
+        self._outbox.clear()
+        for (key, rows), reply in zip(outgoing.items(), replies, strict=True):
             if reply is not None:
-                self._silent_since.pop(gateway, None)
-            elif now - self._silent_since.setdefault(gateway, now) < self._gone_after:
-                self._outbox[gateway] = payload
+                self._silent_since.pop(key, None)
+            elif keys.is_log(key):
+                continue  # the store lost it, and who reads it learns that there
+            elif now - self._silent_since.setdefault(key, now) < self._gone_after:
+                self._outbox[key] = rows
             else:
-                del self._silent_since[gateway]
-                outcome.gone_gateways.append(gateway)
+                del self._silent_since[key]
+                outcome.gone_gateways.append(keys.gateway_of(key))
 
     def _note_claimed(self, reply: Sequence[Any], outcome: Exchange) -> None:
         _, claimed, cancelled, expired = reply
-        frames_by_gateway = final_publications([], [], expired)
+        rows_by_key = final_publications(expired)
         for ending, body, progress in claimed:
-            request_id, gateway, epoch, seq, _ = ending
-            self._held[request_id.decode()] = gateway.decode()
+            request_id, gateway, epoch, seq, _, logged = ending
+            self._held[request_id.decode()] = bool(logged)
             try:
                 request = decode_request(body)
                 delivered = [msgspec.structs.replace(frame, epoch=epoch) for frame in parse_progress(progress)]
             except msgspec.DecodeError as error:  # written by another version: its own fault, nobody else's
                 request = None
-                delivered = [final_frame(ending, FinishReason.ERROR, f"unreadable request: {error}")[1]]
+                delivered = [last_frame(ending, FinishReason.ERROR, f"unreadable request: {error}")]
             if delivered:
-                frames_by_gateway.setdefault(gateway.decode(), []).extend([encode(frame) for frame in delivered])
+                rows = [to_row(frame) for frame in delivered]
+                address(
+                    rows_by_key, rows, request_id=request_id.decode(), gateway=gateway.decode(), logged=bool(logged)
+                )
             if request is None or (delivered and delivered[-1].finish):
                 # In the second case its engine died between the last frame and FINISH: that alone is left to do.
                 self._ended.append((request_id.decode(), epoch, seq))
             else:
                 outcome.claimed.append(Claimed(request, epoch, delivered))
         outcome.cancelled = list(dict.fromkeys(i.decode() for i in cancelled))
-        self._post(frames_by_gateway)
+        self._post(rows_by_key, expired)
 
     def _post_endings(self, reply: Sequence[Any]) -> None:
-        _, cancelled, dead, expired = reply
-        self._post(final_publications(cancelled, dead, expired))
+        _, _, endings = reply
+        self._post(final_publications(endings), endings)
 
-    def _post(self, frames_by_gateway: dict[str, list[bytes]]) -> None:
+    def _post(self, rows_by_key: dict[str, list[Row]], endings: Sequence[Any]) -> None:
         """Publish right away what belongs to no iteration; what does not get through goes with the next exchange."""
-        for gateway, encoded in frames_by_gateway.items():
-            self._outbox.setdefault(gateway, []).extend(encoded)
-        gateways = list(frames_by_gateway)
-        if gateways:
+        for key, rows in rows_by_key.items():
+            self._outbox.setdefault(key, []).extend(rows)
+        if rows_by_key:
+            commands = [publication(key, self._outbox[key]) for key in rows_by_key]
             with suppress(BrokerUnavailable):
-                replies = self._store.run(*(publication(gateway, self._outbox[gateway]) for gateway in gateways))
-                for gateway, sent in zip(gateways, replies, strict=True):
-                    if sent is not None:
-                        del self._outbox[gateway]
+                replies = self._store.run(*commands, *published(self._pool, endings))
+                for key, sent in zip(rows_by_key, replies, strict=False):
+                    if sent is not None or keys.is_log(key):
+                        del self._outbox[key]
 
     def _release(self, *, deaths: int) -> Command:
         return RELEASE(self._pool, self.engine_id, deaths, MAX_DEATHS, DEAD_LENGTH, POISON)

@@ -1,4 +1,4 @@
-"""The gateway's face of the broker: submit, cancel, read frames, see the models, reap dead engines. asyncio.
+"""The gateway's face of the broker: submit, cancel, read frames and logs, remember, see the models, reap. asyncio.
 
 Knows queues and streams; knows nothing of HTTP, text or scheduling.
 """
@@ -18,16 +18,20 @@ from typing import Any
 import msgspec
 import structlog
 
-from noria.engine.wire import keys
+from noria.engine.wire import backpressure, keys
+from noria.engine.wire.backpressure import QueueFull, QueueLimits, QueuePosition, TenantQueueFull
 from noria.engine.wire.connection import (
     CANCEL,
     ENQUEUE,
+    LOG,
     MAX_BLOCK,
+    POSITION,
     REGISTER,
     RELEASE,
     SNAPSHOT,
     AsyncStore,
     BrokerUnavailable,
+    Command,
 )
 from noria.engine.wire.engine_broker import DEAD_LENGTH, MAX_DEATHS
 from noria.engine.wire.messages import (
@@ -43,7 +47,7 @@ from noria.engine.wire.messages import (
     decode_tokenizer,
     encode,
 )
-from noria.engine.wire.publish import POISON, final_publications, publication
+from noria.engine.wire.publish import POISON, final_publications, publication, published
 
 STREAM_TTL = 10.0
 """Seconds that a gateway's stream outlives its last renewal."""
@@ -54,21 +58,25 @@ HOUSEKEEPING_EVERY = 1.0
 MODELS_FRESH_FOR = 1.0
 """Seconds for which `models()` answers from memory (a failure: a quarter of it)."""
 
-MAX_QUEUE_DEPTH = 10_000
-MAX_QUEUE_BYTES = 256 * 1024 * 1024
-RETRY_AFTER = 5.0
+DAY = 86_400.0
+"""Seconds that a log without an end is kept."""
+
+LOG_LOOK_EVERY = 0.1
+"""Seconds between two looks at a log that has nothing new. Looking instead of blocking needs no connection each."""
+
+MAX_PRIORITY = 2**20
+"""Priorities beyond this, either way, count as this."""
+
+WEIGHTS = (1e-3, 1e3)
+"""The least and the greatest weight of a tenant."""
+
 TRIM_EVERY = 64
 """Stream entries read between two trims."""
 
 log = structlog.get_logger(__name__)
 
 
-class QueueFull(Exception):
-    """The pool's queue is at its depth or size limit. `retry_after` is in seconds, jittered."""
-
-    def __init__(self, model_id: str, depth: int) -> None:
-        super().__init__(f"the queue of {model_id} is full: {depth} requests are waiting")
-        self.retry_after = RETRY_AFTER * random.uniform(0.8, 1.4)
+__all__ = ["GatewayBroker", "ModelStatus", "QueueFull", "QueueLimits", "QueuePosition", "TenantQueueFull"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +97,14 @@ class GatewayBroker:
         *,
         boot_id: str | None = None,
         stream_ttl: float = STREAM_TTL,
-        max_queue_depth: int = MAX_QUEUE_DEPTH,
-        max_queue_bytes: int = MAX_QUEUE_BYTES,
+        limits: QueueLimits | None = None,
     ) -> None:
         self.boot_id = boot_id or secrets.token_hex(8)
         self._store = AsyncStore(redis_url)
         self._reader = AsyncStore(redis_url, block=MAX_BLOCK)
         self._stream = keys.frames(self.boot_id)
         self._stream_ttl_ms = int(stream_ttl * 1000)
-        self._max_queue = (max_queue_depth, max_queue_bytes)
+        self._limits = limits or QueueLimits()
         self._last_read: bytes = b"0-0"
         self._pools: list[str] = []
         self._cards: dict[str, tuple[bytes, ModelCard]] = {}
@@ -156,47 +163,113 @@ class GatewayBroker:
         return decode_tokenizer(blob)
 
     async def enqueue(self, request: GenerationRequest, card: ModelCard) -> None:
-        """Put the request into its pool's queue; a no-op where it is already known. Raises QueueFull, and ValueError
-        for a service class that is none."""
+        """Put the request into its pool's queue; a no-op where it is already known.
+
+        Raises TenantQueueFull, QueueFull, and ValueError for a service class or a weight that is none.
+        """
         if request.service_class not in CLASSES:
             raise ValueError(f"unknown service class {request.service_class!r}")
+        if not WEIGHTS[0] <= request.weight <= WEIGHTS[1]:
+            raise ValueError(f"a weight lies between {WEIGHTS[0]:g} and {WEIGHTS[1]:g}, not {request.weight}")
+        log_key, opened = keys.log(request.id), False
+        if request.logged:  # before the request, so that no frame comes too early
+            (reply,) = await self._store.run(LOG(log_key, "", int(DAY * 1000)))
+            opened = reply == 1
+        (reply,) = await self._store.run(self._enqueue(request, card))
+        if reply[0] in (b"full", b"tenant_full"):
+            if opened:
+                await self._store.run(("DEL", log_key))
+            raise backpressure.full(card.id, reply)
+
+    def _enqueue(self, request: GenerationRequest, card: ModelCard) -> Command:
         max_tokens = request.sampling.max_tokens
         prompt = len(request.prompt)
         reserved = prompt + (max_tokens if card.reserve_output else min(max_tokens, 1))
-        (reply,) = await self._store.run(
-            ENQUEUE(
-                keys.pool(card.id),
-                request.id,
-                encode(request),
-                request.service_class,
-                request.tenant,
-                request.gateway,
-                math.ceil(reserved / card.block_size),
-                0 if card.reserve_output else card.block_size,
-                prompt,
-                prompt + max_tokens,
-                1,  # the tenant's weight
-                "" if request.deadline_ms is None else request.deadline_ms,
-                *self._max_queue,
-            )
+        limits = self._limits
+        return ENQUEUE(
+            keys.pool(card.id),
+            request.id,
+            encode(request),
+            request.service_class,
+            request.tenant,
+            request.gateway,
+            math.ceil(reserved / card.block_size),
+            0 if card.reserve_output else card.block_size,
+            prompt,
+            prompt + max_tokens,
+            request.weight,
+            "" if request.deadline_ms is None else request.deadline_ms,
+            max(-MAX_PRIORITY, min(request.priority, MAX_PRIORITY)),
+            int(request.logged),
+            limits.depth,
+            limits.size,
+            limits.tenant_depth,
+            limits.tenant_size,
         )
-        if reply[0] == b"full":
-            raise QueueFull(card.id, reply[1])
+
+    async def position(self, model_id: str, request_id: str) -> QueuePosition | None:
+        """Where the request stands in the queue; None: it is not waiting (any more)."""
+        (reply,) = await self._store.run(POSITION(keys.pool(model_id), request_id))
+        return None if reply is None else backpressure.position(reply)
 
     async def cancel(self, model_id: str, request_id: str) -> None:
         """End a queued request (its last frame is published) or tell its engine; a no-op where it has ended."""
         (reply,) = await self._store.run(CANCEL(keys.pool(model_id), request_id))
         if reply[0] == b"queued":
-            await self._publish(final_publications(reply[1:], [], []))
+            await self._publish(model_id, [ending for ending in reply[1:] if ending])
+
+    async def log_frames(self, request_id: str) -> AsyncIterator[list[TokenFrame]]:
+        """Frames of a logged request from its first one on, then live, up to its last one.
+
+        A frame may come twice, as in `frames`. Raises KeyError where there is no such log, or no longer.
+        """
+        key, last_read = keys.log(request_id), b"0-0"
+        while not self._closed:
+            exists, reply = await self._store.run(("EXISTS", key), ("XREAD", "COUNT", 1000, "STREAMS", key, last_read))
+            if not exists:
+                raise KeyError(request_id)
+            if not reply:
+                await asyncio.sleep(LOG_LOOK_EVERY)
+                continue
+            ((_, entries),) = reply
+            last_read = entries[-1][0]
+            frames = [frame for _, fields in entries if b"f" in fields for frame in _unpack(fields[b"f"])]
+            if frames:
+                yield frames
+            if any(frame.finish for frame in frames):
+                return
+
+    async def remember(self, tenant: str, name: str, record: bytes, ttl: float) -> bytes | None:
+        """Keep `record` under the tenant's `name` for `ttl` seconds, unless there is one: then that is returned.
+
+        A record that is the very same counts as ours, so that the call may be repeated: make records unique.
+        """
+        key = keys.record(tenant, name)
+        # Two commands: the client makes a mere yes or no of what SET with GET answers.
+        _, there = await self._store.run(("SET", key, record, "NX", "PX", _ms(ttl)), ("GET", key))
+        return None if there is None or there == record else bytes(there)
+
+    async def replace(self, tenant: str, name: str, record: bytes, ttl: float) -> None:
+        """Keep `record` under the tenant's `name` for `ttl` seconds, whatever was there."""
+        await self._store.run(("SET", keys.record(tenant, name), record, "PX", _ms(ttl)))
+
+    async def recall(self, tenant: str, name: str) -> bytes | None:
+        """The record under the tenant's `name`; None: there is none."""
+        (record,) = await self._store.run(("GET", keys.record(tenant, name)))
+        return None if record is None else bytes(record)
+
+    async def forget(self, tenant: str, name: str) -> None:
+        """Drop the record under the tenant's `name`, if there is one."""
+        await self._store.run(("DEL", keys.record(tenant, name)))
 
     async def reap(self, model_id: str) -> int:
         """Put back what engines past their lease held, end what is poison or past its deadline; returns how many
         requests were put back. Any gateway, any time: `start` does it every second for every pool."""
         (reply,) = await self._store.run(RELEASE(keys.pool(model_id), "", 1, MAX_DEATHS, DEAD_LENGTH, POISON))
-        requeued, cancelled, dead, expired = reply
-        if requeued or dead:
-            log.warning("an engine died", model=model_id, requeued=requeued, dead_lettered=len(dead))
-        await self._publish(final_publications(cancelled, dead, expired))
+        requeued, buried, endings = reply
+        if requeued or buried:
+            log.warning("an engine died", model=model_id, requeued=requeued, dead_lettered=buried)
+        await self._publish(model_id, endings)
         return int(requeued)
 
     async def frames(self) -> AsyncIterator[list[TokenFrame]]:
@@ -232,9 +305,11 @@ class GatewayBroker:
         self._last_read = entries[-1][0]
         return [fields[b"f"] for _, fields in entries if b"f" in fields]
 
-    async def _publish(self, frames_by_gateway: dict[str, list[bytes]]) -> None:
-        if frames_by_gateway:
-            await self._store.run(*(publication(gateway, frames) for gateway, frames in frames_by_gateway.items()))
+    async def _publish(self, model_id: str, endings: Sequence[Sequence[Any]]) -> None:
+        """Should this fail, the next reaper of any gateway publishes them."""
+        if endings:
+            commands = [publication(key, rows) for key, rows in final_publications(endings).items()]
+            await self._store.run(*commands, *published(keys.pool(model_id), endings))
 
     async def _keep_house(self) -> None:
         away = False
@@ -311,3 +386,7 @@ def _config_value(reply: Any) -> str:
     values = list(reply.values()) if isinstance(reply, dict) else list(reply[1::2])
     value = values[0] if values else ""
     return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _ms(seconds: float) -> int:
+    return max(1, int(seconds * 1000))

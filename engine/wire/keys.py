@@ -42,6 +42,32 @@ def dead(model_id: str) -> str:
     return pool(model_id) + "dead"
 
 
+_FRAMES = "noria:frames:"
+
+
 def frames(gateway: str) -> str:
     """STREAM: packed frames for one gateway process; it expires unless that process renews it."""
-    return f"noria:frames:{gateway}"
+    return _FRAMES + gateway
+
+
+def gateway_of(key: str) -> str:
+    """The gateway whose `frames` the key is."""
+    return key.removeprefix(_FRAMES)
+
+
+_LOG = "noria:log:"
+
+
+def log(request_id: str) -> str:
+    """STREAM: all frames of one logged request, in a slot of its own."""
+    return _LOG + request_id
+
+
+def is_log(key: str) -> bool:
+    """Whether the key is one of `log`."""
+    return key.startswith(_LOG)
+
+
+def record(tenant: str, name: str) -> str:
+    """STRING: what a gateway remembers for a tenant under a name."""
+    return f"noria:{{{quote(tenant, safe='/:@+=,~. ')}}}:record:{name}"

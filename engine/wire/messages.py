@@ -55,7 +55,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """One prompt, one completion. `n > 1` and lists of prompts are several of these.
 
     `deadline_ms` is Unix time in milliseconds on Redis' clock (None: none). `gateway` is the boot id of the gateway
-    process whose frame stream carries the answer.
+    process whose frame stream carries the answer. `priority` orders the requests of one tenant within its class: the
+    lower value first. `weight` is the tenant's share against other tenants of the class. The frames of a `logged`
+    request are also kept in a log of its own, and it outlives its gateway.
     """
 
     id: str
@@ -68,6 +70,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     priority: int = 0
     deadline_ms: int | None = None
     cache_salt: str = ""
+    weight: float = 1.0
+    logged: bool = False
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -151,6 +155,7 @@ class EngineStats(msgspec.Struct, frozen=True):
     requests_finished_total: int = 0
     requests_failed_total: int = 0
     step_seconds_total: float = 0.0
+    draining: bool = False  # it claims nothing more and will go
 
 
 class Claimed(msgspec.Struct, frozen=True):

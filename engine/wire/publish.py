@@ -1,4 +1,4 @@
-"""How frames lie in the store: packed for a gateway's stream, length-prefixed in a request's progress.
+"""How frames lie in the store: packed for a gateway's stream or a request's log, length-prefixed in its progress.
 
 Knows the layout of bytes and the final frames of requests that the store itself ended; knows no client.
 """
@@ -6,15 +6,35 @@ Knows the layout of bytes and the final frames of requests that the store itself
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from noria.engine.wire import keys
+from noria.engine.wire.connection import LOG, Command
 from noria.engine.wire.messages import FinishReason, TokenFrame, Usage, decode_frame, encode
 
 STREAM_LENGTH = 10_000
 """Entries, about one per iteration, that a gateway's stream holds at most (roughly)."""
+
+LOG_KEPT = 600.0
+"""Seconds that a request's log outlives the request's end."""
+
+POISON = "the engines that ran this request died; it is not tried again"
+
+
+@dataclass(slots=True)
+class Row:
+    """One frame on its way: encoded once, sent several times (progress, stream, log)."""
+
+    frame: TokenFrame
+    encoded: bytes
+
+
+def to_row(frame: TokenFrame) -> Row:
+    """The frame, encoded."""
+    return Row(frame, encode(frame))
 
 
 def pack(frames: Sequence[bytes]) -> bytes:
@@ -24,10 +44,13 @@ def pack(frames: Sequence[bytes]) -> bytes:
     return header + b"".join(frames)
 
 
-def publication(gateway: str, frames: Sequence[bytes]) -> tuple[Any, ...]:
-    """The command that sends frames to a gateway; its reply is None where the gateway's stream is gone."""
-    key = keys.frames(gateway)
-    return ("XADD", key, "NOMKSTREAM", "MAXLEN", "~", STREAM_LENGTH, "*", "f", pack(frames))
+def publication(key: str, rows: Sequence[Row]) -> Command:
+    """The command that sends frames to a gateway's stream or a request's log (`keys.frames`, `keys.log`); its reply
+    is None where that stream is gone."""
+    packed = pack([r.encoded for r in rows])
+    if keys.is_log(key):
+        return LOG(key, packed, int(LOG_KEPT * 1000) if any(r.frame.finish for r in rows) else "")
+    return ("XADD", key, "NOMKSTREAM", "MAXLEN", "~", STREAM_LENGTH, "*", "f", packed)
 
 
 def as_text(frame: bytes) -> msgspec.Raw:
@@ -45,10 +68,19 @@ def parse_progress(blob: bytes) -> list[TokenFrame]:
     return frames
 
 
-def final_frame(ending: Sequence[Any], finish: FinishReason, error: str | None = None) -> tuple[str, TokenFrame]:
-    """(gateway, last frame) of a request that a script ended: [id, gateway, epoch, seq, prompt tokens]."""
-    request_id, gateway, epoch, seq, prompt = ending
-    frame = TokenFrame(
+def address(
+    rows_by_key: dict[str, list[Row]], rows: Sequence[Row], *, request_id: str, gateway: str, logged: bool
+) -> None:
+    """Add one request's frames under the key of each stream that they go to."""
+    rows_by_key.setdefault(keys.frames(gateway), []).extend(rows)
+    if logged:
+        rows_by_key.setdefault(keys.log(request_id), []).extend(rows)
+
+
+def last_frame(ending: Sequence[Any], finish: FinishReason, error: str | None = None) -> TokenFrame:
+    """The last frame of a request that a script ended: [id, gateway, epoch, seq, prompt tokens, 1 if logged, …]."""
+    request_id, _, epoch, seq, prompt = ending[:5]
+    return TokenFrame(
         request_id=request_id.decode(),
         epoch=epoch,
         seq=seq,
@@ -57,21 +89,25 @@ def final_frame(ending: Sequence[Any], finish: FinishReason, error: str | None =
         usage=Usage(prompt, seq),
         error=error,
     )
-    return gateway.decode(), frame
 
 
-def final_publications(cancelled: Sequence[Any], dead: Sequence[Any], expired: Sequence[Any]) -> dict[str, list[bytes]]:
-    """Encoded last frames by gateway, of requests that a script ended in these ways."""
-    frames_by_gateway: dict[str, list[bytes]] = {}
-    for endings, finish, error in (
-        (cancelled, FinishReason.CANCELLED, None),
-        (dead, FinishReason.ERROR, POISON),
-        (expired, FinishReason.EXPIRED, None),
-    ):
-        for ending in endings:
-            gateway, frame = final_frame(ending, finish, error)
-            frames_by_gateway.setdefault(gateway, []).append(encode(frame))
-    return frames_by_gateway
+_REASONS: dict[bytes, tuple[FinishReason, str | None]] = {
+    b"cancelled": (FinishReason.CANCELLED, None),
+    b"dead": (FinishReason.ERROR, POISON),
+    b"expired": (FinishReason.EXPIRED, None),
+}
 
 
-POISON = "the engines that ran this request died; it is not tried again"
+def final_publications(endings: Sequence[Sequence[Any]]) -> dict[str, list[Row]]:
+    """Last frames by the key of their stream, of requests that a script ended (the reason is the last field)."""
+    rows_by_key: dict[str, list[Row]] = {}
+    for ending in endings:
+        last = to_row(last_frame(ending, *_REASONS[ending[6]]))
+        gateway, logged = ending[1].decode(), bool(ending[5])
+        address(rows_by_key, [last], request_id=last.frame.request_id, gateway=gateway, logged=logged)
+    return rows_by_key
+
+
+def published(pool: str, endings: Sequence[Sequence[Any]]) -> list[Command]:
+    """What follows the publication of endings, in the same pipeline: no reaper needs to publish them again."""
+    return [("HDEL", pool + "endings", *(ending[0] for ending in endings))] if endings else []

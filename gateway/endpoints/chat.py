@@ -5,32 +5,34 @@ Knows no queue and no token text beyond what it asks others for.
 
 from __future__ import annotations
 
-import secrets
-import time
-from collections.abc import AsyncIterator
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
 from fastapi import APIRouter, Request, Response
 
+from noria.engine.wire.messages import Usage
+from noria.engine.wire.tokenizer import Tokenizer
+from noria.gateway.answering import Identity, respond
 from noria.gateway.choice import Delta
-from noria.gateway.collect import collect
-from noria.gateway.dependencies import ServicesDep, TenantDep, json_object, until_client_leaves
-from noria.gateway.generation import Generation
-from noria.gateway.model_directory import ServedModel
+from noria.gateway.delivery import delivery
+from noria.gateway.dependencies import ServicesDep, TenantDep, json_object
 from noria.gateway.prompts import chat_prompt, room_left
 from noria.gateway.sampling import check_stop_count, sampling_params, text_options
 from noria.gateway.schemas.answers import Chunks, Head, chat_logprobs, usage_fields
 from noria.gateway.schemas.chat import ChatRequest
 from noria.gateway.schemas.strict import parse
-from noria.gateway.streaming import DONE, EventStream
+from noria.gateway.services import Question
+from noria.gateway.streaming import DONE
 
 router = APIRouter()
 
 
 @router.post("/chat/completions")
 async def chat_completions(request: Request, services: ServicesDep, tenant: TenantDep) -> Response:
-    body = parse(ChatRequest, await json_object(request))
+    given = await json_object(request)
+    body = parse(ChatRequest, given)
+    wanted = delivery(request.headers, "chat/completions", given, stream=body.stream)
     check_stop_count(body, services.settings.max_stop_strings)
     services.check_choices(1, body.n)
     model = await services.directory.resolve(body.model)
@@ -41,28 +43,29 @@ async def chat_completions(request: Request, services: ServicesDep, tenant: Tena
         model.card, body, max_tokens=max_tokens, logprobs=body.wanted_logprobs, prompt_logprobs=None
     )
     options = text_options(model.card, body, logprobs=body.logprobs)
-    generation = services.generation(tenant, model, body, [prompt], [params], options)
-    answer = _Answer(body, model)
-    if body.stream:
-        return EventStream(generation, answer.events(generation), services.metrics.streams_open)
-    choices = await until_client_leaves(request, collect(generation))
-    return Response(orjson.dumps(answer.whole(choices, generation)), media_type="application/json")
+    question = Question(model, body, [prompt], [params], options)
+
+    def shape(identity: Identity) -> _Answer:
+        return _Answer(body, model.card.id, model.tokenizer, identity)
+
+    return await respond(request, services, tenant, wanted, question, "chatcmpl-", shape)
 
 
 class _Answer:
-    def __init__(self, request: ChatRequest, model: ServedModel) -> None:
+    def __init__(self, request: ChatRequest, model_id: str, tokenizer: Tokenizer, identity: Identity) -> None:
         self._request = request
-        self._tokenizer = model.tokenizer
+        self._tokenizer = tokenizer
         self._head = Head(
-            id=f"chatcmpl-{secrets.token_hex(14)}",
+            id=identity.id,
             object="chat.completion.chunk" if request.stream else "chat.completion",
-            created=int(time.time()),
-            model=model.card.id,
-            system_fingerprint=model.card.fingerprint,
+            created=identity.created,
+            model=model_id,
+            system_fingerprint=identity.fingerprint,
             service_tier=request.service_class,
         )
+        self._chunks = Chunks(self._head, include_usage=request.include_usage, cursor=identity.cursor)
 
-    def whole(self, choices: list[Delta], generation: Generation) -> dict[str, Any]:
+    def whole(self, choices: Sequence[Delta], usage: Usage) -> dict[str, Any]:
         listed: list[dict[str, Any]] = [
             {
                 "index": choice.index,
@@ -72,16 +75,16 @@ class _Answer:
             }
             for choice in choices
         ]
-        return {**self._head.fields(), "choices": listed, "usage": usage_fields(generation.usage())}
+        return {**self._head.fields(), "choices": listed, "usage": usage_fields(usage)}
 
-    async def events(self, generation: Generation) -> AsyncIterator[bytes]:
-        chunks = Chunks(self._head, include_usage=self._request.include_usage)
-        yield b"".join(chunks.role(index) for index in range(generation.num_choices))
-        async for deltas in generation.deltas():
-            yield b"".join(chunks.chat(delta, self._rendered_logprobs(delta)) for delta in deltas)
-        if self._request.include_usage:
-            yield chunks.usage(generation.usage())
-        yield DONE
+    def opening(self) -> bytes:
+        return b"".join(self._chunks.role(index) for index in range(self._request.n))
+
+    def of(self, deltas: Sequence[Delta]) -> bytes:
+        return b"".join([self._chunks.chat(delta, self._rendered_logprobs(delta)) for delta in deltas])
+
+    def closing(self, usage: Usage) -> bytes:
+        return (self._chunks.usage(usage) if self._request.include_usage else b"") + DONE
 
     def _rendered_logprobs(self, delta: Delta) -> bytes:
         return orjson.dumps(self._logprobs(delta)) if self._request.logprobs and delta.tokens else b"null"

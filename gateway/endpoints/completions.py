@@ -5,26 +5,26 @@ Knows no queue; `echo` is put before the first delta here, since only this endpo
 
 from __future__ import annotations
 
-import secrets
-import time
-from collections.abc import AsyncIterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 from fastapi import APIRouter, Request, Response
 
+from noria.engine.wire.messages import Usage
+from noria.gateway.answering import Identity, respond
 from noria.gateway.choice import Delta, ScoredToken
-from noria.gateway.collect import collect
-from noria.gateway.dependencies import ServicesDep, TenantDep, json_object, until_client_leaves
-from noria.gateway.generation import Generation
+from noria.gateway.delivery import delivery
+from noria.gateway.dependencies import ServicesDep, TenantDep, json_object
 from noria.gateway.model_directory import ServedModel
 from noria.gateway.prompts import checked_ids, room_left, text_prompt
 from noria.gateway.sampling import check_stop_count, sampling_params, text_options
 from noria.gateway.schemas.answers import Chunks, Head, completion_logprobs, usage_fields
 from noria.gateway.schemas.completions import CompletionRequest, Prompt
 from noria.gateway.schemas.strict import parse
-from noria.gateway.streaming import DONE, EventStream
+from noria.gateway.services import Question
+from noria.gateway.streaming import DONE
 from noria.gateway.text.detokenizer import Detokenizer
 
 router = APIRouter()
@@ -35,7 +35,9 @@ _DEFAULT_MAX_TOKENS = 16
 
 @router.post("/completions")
 async def completions(request: Request, services: ServicesDep, tenant: TenantDep) -> Response:
-    body = parse(CompletionRequest, await json_object(request))
+    given = await json_object(request)
+    body = parse(CompletionRequest, given)
+    wanted = delivery(request.headers, "completions", given, stream=body.stream)
     check_stop_count(body, services.settings.max_stop_strings)
     services.check_choices(len(body.prompt), body.n)
     model = await services.directory.resolve(body.model)
@@ -43,12 +45,12 @@ async def completions(request: Request, services: ServicesDep, tenant: TenantDep
     scored_prompt = body.logprobs if body.echo else None
     params = [_params(model, body, len(prompt), scored_prompt) for prompt in prompts]
     options = text_options(model.card, body, logprobs=body.logprobs is not None)
-    generation = services.generation(tenant, model, body, prompts, params, options)
-    answer = _Answer(body, model, prompts)
-    if body.stream:
-        return EventStream(generation, answer.events(generation), services.metrics.streams_open)
-    choices = await until_client_leaves(request, collect(generation))
-    return Response(orjson.dumps(answer.whole(choices, generation)), media_type="application/json")
+    question = Question(model, body, prompts, params, options)
+
+    def shape(identity: Identity) -> _Answer:
+        return _Answer(body, model, prompts, identity)
+
+    return await respond(request, services, tenant, wanted, question, "cmpl-", shape)
 
 
 async def _encoded(model: ServedModel, prompt: Prompt) -> list[int]:
@@ -72,41 +74,46 @@ class _Echo:
 
 
 class _Answer:
-    def __init__(self, request: CompletionRequest, model: ServedModel, prompts: list[list[int]]) -> None:
+    def __init__(
+        self, request: CompletionRequest, model: ServedModel, prompts: list[list[int]], identity: Identity
+    ) -> None:
         self._request = request
         self._tokenizer = model.tokenizer
         self._head = Head(
-            id=f"cmpl-{secrets.token_hex(14)}",
+            id=identity.id,
             object="text_completion",
-            created=int(time.time()),
+            created=identity.created,
             model=model.card.id,
-            system_fingerprint=model.card.fingerprint,
+            system_fingerprint=identity.fingerprint,
+            service_tier=request.service_class,
         )
+        self._chunks = Chunks(self._head, include_usage=request.include_usage, cursor=identity.cursor)
         given = zip(request.prompt, prompts, strict=True)
         self._echoes = [_echo(model, prompt, ids) for prompt, ids in given] if request.echo else []
+        self._begun: set[int] = set()
 
-    def whole(self, choices: list[Delta], generation: Generation) -> dict[str, Any]:
+    def whole(self, choices: Sequence[Delta], usage: Usage) -> dict[str, Any]:
         listed = []
         for choice in choices:
             logprobs = self._with_prompt(choice, first=True)
             listed.append(
                 {"index": choice.index, "text": choice.text, "logprobs": logprobs, "finish_reason": choice.finish}
             )
-        return {**self._head.fields(), "choices": listed, "usage": usage_fields(generation.usage())}
+        return {**self._head.fields(), "choices": listed, "usage": usage_fields(usage)}
 
-    async def events(self, generation: Generation) -> AsyncIterator[bytes]:
-        chunks = Chunks(self._head, include_usage=self._request.include_usage)
-        begun: set[int] = set()
-        async for deltas in generation.deltas():
-            event = b""
-            for delta in deltas:
-                logprobs = self._with_prompt(delta, first=delta.index not in begun)
-                begun.add(delta.index)
-                event += chunks.text(delta, b"null" if logprobs is None else orjson.dumps(logprobs))
-            yield event
-        if self._request.include_usage:
-            yield chunks.usage(generation.usage())
-        yield DONE
+    def opening(self) -> bytes:
+        return b""
+
+    def of(self, deltas: Sequence[Delta]) -> bytes:
+        event = b""
+        for delta in deltas:
+            logprobs = self._with_prompt(delta, first=delta.index not in self._begun)
+            self._begun.add(delta.index)
+            event += self._chunks.text(delta, b"null" if logprobs is None else orjson.dumps(logprobs))
+        return event
+
+    def closing(self, usage: Usage) -> bytes:
+        return (self._chunks.usage(usage) if self._request.include_usage else b"") + DONE
 
     def _with_prompt(self, delta: Delta, *, first: bool) -> dict[str, Any] | None:
         """Put the echoed prompt before a choice's first delta; returns the log-probabilities of the whole."""

@@ -5,12 +5,17 @@ Knows no model's details.
 
 from __future__ import annotations
 
+import asyncio
+
 import orjson
 from fastapi import APIRouter, Response
 
 from noria.gateway.dependencies import ServicesDep
 
 router = APIRouter()
+
+_PATIENCE = 2.0
+"""Seconds for a store that is only slow: a probe that hangs tells nothing."""
 
 
 @router.api_route("/healthz", methods=["GET", "HEAD"])
@@ -21,9 +26,16 @@ async def healthz() -> Response:
 @router.api_route("/readyz", methods=["GET", "HEAD"])
 async def readyz(services: ServicesDep) -> Response:
     """200 once the store answers and an engine with a live lease serves a model; else 503 with the reason."""
+    if services.drain.begun:
+        return _not_ready("the server is shutting down")
     directory = services.directory
-    await directory.refresh()
-    if not (directory.fresh and await services.broker.ping()):
+    try:
+        async with asyncio.timeout(_PATIENCE):
+            await directory.refresh()
+            answers = directory.fresh and await services.broker.ping()
+    except TimeoutError:
+        answers = False
+    if not answers:
         return _not_ready("the store does not answer")
     models = [status.card.id for status in directory.live()]
     if not models:

@@ -1,7 +1,7 @@
 """GET /v1/models and GET /v1/models/{id}.
 
-The list holds models that can be used now; a model whose engines are all away is still found by its id, with the
-status "unavailable". Knows no engine.
+The list holds models that can be used now, each under its id and under every alias, with the id as its `root`; a model
+whose engines are all away is still found by name, with the status "unavailable". Knows no engine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,11 @@ router = APIRouter(dependencies=[Depends(authenticate)])
 @router.get("/models")
 async def models(services: ServicesDep) -> Response:
     await _look(services)
-    listed = [_shape(status) for status in services.directory.live()]
+    directory, listed = services.directory, []
+    for status in directory.live():
+        names = (status.card.id, *status.card.aliases)
+        # A name that two pools claim is the one's that requests by this name reach.
+        listed += [_shape(name, status) for name in dict.fromkeys(names) if directory.find(name) is status]
     return _json({"object": "list", "data": listed})
 
 
@@ -35,7 +39,7 @@ async def model(model_id: str, services: ServicesDep) -> Response:
         status = services.directory.find(model_id)
     if status is None:
         raise not_found(model_id)
-    return _json(_shape(status))
+    return _json(_shape(model_id, status))
 
 
 async def _look(services: Services) -> None:
@@ -44,13 +48,14 @@ async def _look(services: Services) -> None:
         raise Overloaded(STORE_AWAY, retry_after=2)
 
 
-def _shape(status: ModelStatus) -> dict[str, Any]:
+def _shape(name: str, status: ModelStatus) -> dict[str, Any]:
     card = status.card
     return {
-        "id": card.id,
+        "id": name,
         "object": "model",
         "created": card.created,
         "owned_by": "noria",
+        "root": card.id,
         "max_model_len": card.max_model_len,
         "aliases": list(card.aliases),
         "status": "ready" if status.engines else "unavailable",

@@ -14,6 +14,7 @@ import orjson
 from noria.engine.wire.messages import TokenLogprob, Usage
 from noria.engine.wire.tokenizer import Tokenizer
 from noria.gateway.choice import Delta, ScoredToken
+from noria.gateway.cursor import BEGUN, END, TEXT, Cursor
 
 _LEAST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON cannot spell."""
@@ -21,23 +22,22 @@ _LEAST_LOGPROB = -9999.0
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What is the same in every object of one answer. `service_tier` is None where the shape has no such field."""
+    """What is the same in every object of one answer."""
 
     id: str
     object: str
     created: int  # Unix seconds
     model: str
     system_fingerprint: str
-    service_tier: str | None = None
+    service_tier: str
 
     def fields(self) -> dict[str, Any]:
-        tier = {} if self.service_tier is None else {"service_tier": self.service_tier}
         return {
             "id": self.id,
             "object": self.object,
             "created": self.created,
             "model": self.model,
-            **tier,
+            "service_tier": self.service_tier,
             "system_fingerprint": self.system_fingerprint,
         }
 
@@ -47,19 +47,22 @@ PromptToken = tuple[int, TokenLogprob | None, int]
 
 
 class Chunks:
-    """Renders server-sent events of one stream. With `include_usage` every chunk but the last says `usage: null`."""
+    """Renders server-sent events of one stream. With `include_usage` every chunk but the last says `usage: null`.
+    With a cursor every event has an id, and those that the client has seen are left out."""
 
-    def __init__(self, head: Head, *, include_usage: bool) -> None:
+    def __init__(self, head: Head, *, include_usage: bool, cursor: Cursor | None = None) -> None:
+        self._cursor = cursor
         self._start = b"data: " + orjson.dumps(head.fields())[:-1] + b',"choices":['
         self._end = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
 
     def role(self, index: int) -> bytes:
         delta = b'"delta":{"role":"assistant","content":"","refusal":null}'
-        return b'%s{"index":%d,%s,"logprobs":null,"finish_reason":null}%s' % (self._start, index, delta, self._end)
+        event = b'%s{"index":%d,%s,"logprobs":null,"finish_reason":null}%s' % (self._start, index, delta, self._end)
+        return event if self._cursor is None else self._cursor.tag(event, index, BEGUN)
 
     def chat(self, delta: Delta, logprobs: bytes) -> bytes:
         """The chunks of one delta: its text if it has any, and the end in a chunk of its own."""
-        event = b""
+        event = end = b""
         if delta.text or delta.tokens:
             event = b'%s{"index":%d,"delta":{"content":%s},"logprobs":%s,"finish_reason":null}%s' % (
                 self._start,
@@ -68,19 +71,23 @@ class Chunks:
                 logprobs,
                 self._end,
             )
+            if self._cursor is not None:
+                event = self._cursor.tag(event, delta.index, (delta.consumed, TEXT if delta.finish else 0))
         if delta.finish:
-            event += b'%s{"index":%d,"delta":{},"logprobs":null,"finish_reason":"%s"}%s' % (
+            end = b'%s{"index":%d,"delta":{},"logprobs":null,"finish_reason":"%s"}%s' % (
                 self._start,
                 delta.index,
                 delta.finish.encode(),
                 self._end,
             )
-        return event
+            if self._cursor is not None:
+                end = self._cursor.tag(end, delta.index, (delta.consumed, END))
+        return event + end
 
     def text(self, delta: Delta, logprobs: bytes) -> bytes:
         """One chunk of a plain completion."""
         finish = b'"%s"' % delta.finish.encode() if delta.finish else b"null"
-        return b'%s{"index":%d,"text":%s,"logprobs":%s,"finish_reason":%s}%s' % (
+        event = b'%s{"index":%d,"text":%s,"logprobs":%s,"finish_reason":%s}%s' % (
             self._start,
             delta.index,
             orjson.dumps(delta.text),
@@ -88,9 +95,13 @@ class Chunks:
             finish,
             self._end,
         )
+        if self._cursor is None:
+            return event
+        return self._cursor.tag(event, delta.index, (delta.consumed, END if delta.finish else 0))
 
     def usage(self, usage: Usage) -> bytes:
-        return self._start + b'],"usage":' + orjson.dumps(usage_fields(usage)) + b"}\n\n"
+        event = self._start + b'],"usage":' + orjson.dumps(usage_fields(usage)) + b"}\n\n"
+        return event if self._cursor is None else self._cursor.tag_usage(event)
 
 
 def usage_fields(usage: Usage) -> dict[str, Any]:

@@ -71,25 +71,51 @@ class TinyModel:
 
 
 class RunningEngine:
-    def __init__(self, url: str, *, lease_seconds: float = 5.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        lease_seconds: float = 5.0,
+        executor: type[LocalExecutor] = LocalExecutor,
+        policy: str = "paged",
+    ) -> None:
         self.model = TinyModel()
         self.scheduler = Scheduler(
-            POLICIES["paged"], KVBlocks(64, 16, True), max_batch_size=8, max_batch_tokens=64, max_model_len=512
+            POLICIES[policy],
+            KVBlocks(64, 16, policy == "paged"),
+            max_batch_size=8,
+            max_batch_tokens=64,
+            max_model_len=512,
+            num_stages=executor.depth,
         )
-        self.executor = LocalExecutor(self.model.execute)
+        self.executor = executor(self.model.execute)
         self.broker = EngineBroker(url, "tiny", lease_seconds=lease_seconds)
         self.broker.register(CARD, FILES)
         self.engine = Engine(self.scheduler, self.executor, self.broker, CARD)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self.engine.run, args=(self._stop,))
+        self._stop, self.hurry = threading.Event(), threading.Event()
+        self._drain_seconds = 0.0
+        self._thread = threading.Thread(target=self._run)
         self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self.engine.step()
+        self.engine.run(self._stop, self.hurry, self._drain_seconds)
+
+    def drain(self, seconds: float) -> None:
+        """What the first signal does."""
+        self._drain_seconds = seconds
+        self._stop.set()
+
+    def join(self) -> None:
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+        self.executor.close()
 
     def halt(self) -> None:
         """Stop turning, as a process that dies would; the lease stays until it lapses."""
         self._stop.set()
-        self._thread.join(10)
-        assert not self._thread.is_alive()
-        self.executor.close()
+        self.join()
 
     def stop(self) -> None:
         self.halt()
@@ -286,3 +312,84 @@ async def test_gauges_fall_to_zero_when_idle(client: Client, engine: RunningEngi
         assert time.monotonic() < until, stats
         time.sleep(0.05)
     assert stats.prompt_tokens_total == 1 and stats.requests_finished_total == 1 and stats.iterations_total >= 8
+
+
+class DeepExecutor(LocalExecutor):
+    """Two iterations out at once, as with two pipeline stages."""
+
+    depth = 2
+
+
+async def test_draining_claims_nothing_and_finishes_what_runs(client: Client, store: str) -> None:
+    first = RunningEngine(store)
+    first.model.pace = 0.01
+    await client.send("running", [10], sampling={"max_tokens": 60})
+    await client.read(lambda: len(client.tokens.get("running", [])) > 5)
+    first.drain(20)
+    await client.send("late", [300], sampling={"max_tokens": 5})
+    assert await client.ends("running") == ["length"]
+    first.join()
+    assert "late" not in client.tokens and first.engine.num_held == 0
+    first.broker.close()
+    second = RunningEngine(store)
+    try:
+        assert await client.ends("late") == ["length"]
+    finally:
+        second.stop()
+    assert client.tokens["running"] == list(range(11, 71))
+
+
+async def test_what_outlives_the_drain_goes_on_elsewhere(client: Client, store: str) -> None:
+    first = RunningEngine(store)
+    first.model.pace = 0.01
+    await client.send("r", [10], sampling={"max_tokens": 150})
+    await client.read(lambda: len(client.tokens.get("r", [])) > 5)
+    first.drain(0.2)
+    first.join()
+    assert first.engine.num_held == 1
+    first.broker.close()
+    second = RunningEngine(store)
+    try:
+        assert await client.ends("r") == ["length"]
+        assert client.tokens["r"] == list(range(11, 161))
+    finally:
+        second.stop()
+    assert redis.Redis.from_url(store).xlen("noria:{tiny}:dead") == 0
+
+
+async def test_a_second_signal_cuts_the_drain_short(client: Client, store: str) -> None:
+    first = RunningEngine(store)
+    first.model.pace = 0.01
+    await client.send("r", [10], sampling={"max_tokens": 400, "ignore_eos": True})
+    await client.read(lambda: len(client.tokens.get("r", [])) > 5)
+    first.drain(60)
+    await client.read(lambda: len(client.tokens["r"]) > 20)
+    first.hurry.set()
+    first.join()
+    assert first.engine.num_held == 1 and "r" not in client.last
+    first.broker.close()
+
+
+@pytest.mark.parametrize("policy", ["paged", "static"])
+async def test_a_request_that_comes_back_while_its_old_row_is_out(client: Client, store: str, policy: str) -> None:
+    """The engine loses its lease with two iterations out, and gets the same requests again."""
+    running = RunningEngine(store, executor=DeepExecutor, policy=policy)
+    running.model.pace = 0.01
+    try:
+        await client.send("short", [300], sampling={"max_tokens": 10})
+        await client.send("long", [10], sampling={"max_tokens": 200})
+        await client.read(lambda: len(client.tokens.get("long", [])) > 15)
+        direct = redis.Redis.from_url(store)
+        for _ in range(3):
+            known = len(client.tokens["long"])
+            for key in direct.keys("noria:{tiny}:request:*"):
+                direct.hset(key, "attempts", 0)  # else the second death would be the last
+            direct.zadd("noria:{tiny}:engines", {running.broker.engine_id: 1})
+            await client.broker.reap("tiny")
+            await client.read(lambda known=known: len(client.tokens["long"]) > known + 10)  # type: ignore[misc]
+        assert await client.ends("long", "short") == ["length", "length"]
+        assert client.tokens == {"long": list(range(11, 211)), "short": list(range(301, 311))}
+        running.scheduler.check()
+        assert not running.engine._live and running.scheduler.kv.num_held == 0
+    finally:
+        running.stop()

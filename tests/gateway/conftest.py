@@ -38,6 +38,8 @@ from noria.gateway.config import GatewaySettings
 from noria.gateway.protocol import bounded
 
 KEY = "sk-test-key"
+NUM_PLACES = 16
+"""Requests that a scripted engine runs at once."""
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -120,7 +122,8 @@ class ScriptedEngine(threading.Thread):
             if frame.finish is not None:
                 del self.running[request_id]
         stats = EngineStats(running=len(self.running), kv_blocks_total=99, generation_tokens_total=self.generated)
-        outcome = self._broker.exchange(frames, stats, max_requests=16, max_blocks=10_000)
+        room = NUM_PLACES - len(self.running)
+        outcome = self._broker.exchange(frames, stats, max_requests=room, max_blocks=10_000)
         for request_id in outcome.fenced:
             self.running.pop(request_id, None)
         for claimed in outcome.claimed:
@@ -309,13 +312,17 @@ class Launch:
         return self._stores[-1]
 
     def engine(self, url: str, **card: object) -> ScriptedEngine:
-        engine = ScriptedEngine(url, card=card)
+        engine = ScriptedEngine(url, model_id=str(card.get("id", "tiny")), card=card)
         engine.start()
         self._parts.append(engine)
         return engine
 
-    def gateway(self, url: str, **settings: object) -> RunningGateway:
-        running = RunningGateway(GatewaySettings(redis_url=url, api_key=SecretStr(KEY), **settings))  # type: ignore[arg-type]
+    def parts(self, model_id: str) -> ScriptedEngine:
+        """The first engine of that model."""
+        return next(p for p in self._parts if isinstance(p, ScriptedEngine) and p.card.id == model_id)
+
+    def gateway(self, url: str, *, api_key: str = KEY, **settings: object) -> RunningGateway:
+        running = RunningGateway(GatewaySettings(redis_url=url, api_key=SecretStr(api_key), **settings))  # type: ignore[arg-type]
         self._parts.append(running)
         return running
 

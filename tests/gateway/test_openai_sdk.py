@@ -24,7 +24,7 @@ def test_chat_completions_and_models(sdk, engine):
     assert engine.answer.startswith(sdk.completions.create(model="tiny", prompt="a").choices[0].text)
     texts = [c.choices[0].text for c in sdk.completions.create(model="tiny", prompt="a", stream=True, max_tokens=100)]
     assert "".join(texts) == engine.answer
-    assert [model.id for model in sdk.models.list()] == ["tiny"]
+    assert [model.id for model in sdk.models.list()] == ["tiny", "tiny-alias"]
     assert sdk.models.retrieve("tiny").id == "tiny"
     with sdk.chat.completions.stream(model="tiny", messages=HI) as stream:
         assert stream.get_final_completion().choices[0].message.content == engine.answer

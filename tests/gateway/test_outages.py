@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import signal
 import threading
 import time
+
+import pytest
 
 HI = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -89,5 +93,45 @@ def test_a_request_has_a_longest_life(launch, own_port):
     with gateway.client() as client:
         launch.eventually(lambda: client.get("/readyz").status_code == 200)
         response = chat(client, ignore_eos=True, max_tokens=300)
-        assert response.status_code == 503 and response.json()["error"]["code"] == "request_timeout"
+        assert response.status_code == 408 and response.json()["error"]["code"] == "request_timeout"
         launch.eventually(lambda: not engine.running, 5)
+
+
+def streamed_text(answer):
+    chunks = [json.loads(line[6:]) for line in answer.splitlines() if line.startswith("data: {")]
+    return "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks if "choices" in chunk)
+
+
+@pytest.mark.parametrize("resumable", [False, True])
+def test_a_store_that_is_away_for_a_while(launch, own_port, resumable):
+    """It does not refuse, it does not answer: the worst case. Nothing hangs, and open streams go on afterwards."""
+    url = f"redis://127.0.0.1:{own_port}/0"
+    store = launch.store(own_port)
+    engine = launch.engine(url)
+    engine.pace = 0.05
+    gateway = launch.gateway(url)
+    answers = []
+    with gateway.client() as client:
+        launch.eventually(lambda: client.get("/readyz").status_code == 200)
+        client.headers["x-noria-resumable"] = str(resumable).lower()
+        streaming = threading.Thread(target=lambda: answers.append(chat(client, stream=True).text))
+        streaming.start()
+        launch.eventually(lambda: engine.generated > 5)
+        store.send_signal(signal.SIGSTOP)
+        try:
+            until, slowest, refused = time.monotonic() + 6, 0.0, []
+            while time.monotonic() < until:
+                began = time.monotonic()
+                refused.append(chat(client, stream=True))
+                slowest = max(slowest, time.monotonic() - began)
+            began = time.monotonic()
+            assert client.get("/readyz").status_code == 503
+            assert time.monotonic() - began < 3
+        finally:
+            store.send_signal(signal.SIGCONT)
+        assert {answer.status_code for answer in refused} == {503} and slowest < 3
+        assert all(int(answer.headers["retry-after"]) >= 1 and answer.headers["retry-after-ms"] for answer in refused)
+        assert len(refused) > 20, "once the store is known to be away, the refusal is immediate"
+        streaming.join(20)
+        assert streamed_text(answers[0]) == engine.answer and answers[0].strip().endswith("[DONE]")
+        launch.eventually(lambda: chat(client, stream=True).status_code == 200)

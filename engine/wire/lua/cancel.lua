@@ -5,9 +5,9 @@ local request = pool .. 'request:' .. id
 local engine = redis.call('HGET', request, 'engine')
 if not engine then return {'unknown'} end
 if engine == '' then
-  local ending = end_queued(id)
+  local last = end_queued(id, 'cancelled')
   settle_if_idle()
-  return {'queued', ending}
+  return {'queued', last}
 end
 -- The mark survives the engine: whoever takes the request from it ends it instead of running it again.
 if redis.call('HSETNX', request, 'cancel', 1) == 1 then

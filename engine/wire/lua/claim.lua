@@ -2,10 +2,16 @@
 -- finished (its last frame went out just before, in the same pipeline), drops what passed its deadline in the queue,
 -- and takes at most max_requests requests that cost at most max_blocks KV blocks together.
 -- Returns {1, claimed, cancelled ids, endings of expired requests}, or {0} when the lease is gone; a claimed request is
--- {{id, gateway, epoch, seq, prompt tokens}, body, progress}.
+-- {{id, gateway, epoch, seq, prompt tokens, 1 if logged}, body, progress}.
+--
+-- Who is next: a suspect, if none is on this engine's trial already; else the class whose turn it is, and in it the
+-- tenant whose turn it is, and of that tenant the first in line. Both turns are start-time fair queueing in tokens,
+-- charged at the claim and corrected at the end. The request that has waited longest in its class may be passed over
+-- by max_passed_over others; then it is next, whoever's turn it is, and charged as ever.
 local engine, lease, max_requests, blocks = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local stats, resync, card_ttl = ARGV[5], ARGV[6] == '1', ARGV[7]
-local lookahead, max_age, num_finished = tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])
+local lookahead, max_age, max_passed_over = tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])
+local num_finished = tonumber(ARGV[11])
 local owned = pool .. 'owned:' .. engine
 
 if not redis.call('ZSCORE', pool .. 'engines', engine) or redis.call('PEXPIRE', pool .. 'card', card_ttl) == 0 then
@@ -18,129 +24,240 @@ if stats ~= '' then
   redis.call('HSET', pool .. 'engine_stats', engine, stats)
   redis.call('PEXPIRE', pool .. 'engine_stats', DAY)
 end
+local trial = redis.call('HGET', pool .. 'trials', engine)
 
--- FINISH: the estimate prompt + max_tokens in the tenant's finish tag becomes the true count (virtual token counter).
+-- FINISH: the estimate prompt + max_tokens in the tenant's account becomes the true count (virtual token counter).
+local drained = 0
 local function finish(id, epoch, completion)
   local request = pool .. 'request:' .. id
   local f = redis.call('HMGET', request, 'engine', 'epoch', 'class', 'tenant', 'tokens', 'weight', 'prompt')
   if f[1] ~= engine or f[2] ~= epoch then return end
   redis.call('DEL', request, pool .. 'progress:' .. id)
-  redis.call('SREM', owned, id)
-  local field = f[3] .. '/' .. f[4]
-  local tag = redis.call('HGET', pool .. 'finish_tags', field)
-  if tag then
-    local true_tag = tonumber(tag) + (tonumber(f[7]) + completion - tonumber(f[5])) / tonumber(f[6])
-    if true_tag > number_in('virtual_time', f[3]) then
-      redis.call('HSET', pool .. 'finish_tags', field, exact(true_tag))
-    else
-      redis.call('HDEL', pool .. 'finish_tags', field) -- the virtual time has passed it: it says nothing any more
-    end
+  redis.call('HDEL', owned, id)
+  if id == trial then
+    redis.call('HDEL', pool .. 'trials', engine)
+    trial = false
+  end
+  drained = drained + tonumber(f[5])
+  local class, tenant = f[3], f[4]
+  local tag = give_back(class, tenant, f[5] - f[7] - completion, tonumber(f[6]))
+  if tag <= number_in('virtual_time', class) then -- the virtual time has passed it: it says nothing any more
+    redis.call('HDEL', pool .. 'finish_tags', class .. '/' .. tenant)
   end
 end
-for i = 11, 10 + 3 * num_finished, 3 do finish(ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2])) end
+for i = 12, 11 + 3 * num_finished, 3 do finish(ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2])) end
+
+-- The drain rate: tokens finished per second while there is work, in the unit in which the queue is counted (prompt
+-- + max_tokens), smoothed over about ten seconds of the server's clock.
+local function note_drained()
+  local f = redis.call('HMGET', pool .. 'drain', 'at', 'tokens', 'rate')
+  local at, tokens = tonumber(f[1] or 0), (f[2] or 0) + drained
+  if at == 0 then
+    redis.call('HSET', pool .. 'drain', 'at', now, 'tokens', 0)
+  elseif now - at < 500 then
+    if drained > 0 then redis.call('HSET', pool .. 'drain', 'tokens', tokens) end
+  elseif drained > 0 then
+    local measured = tokens * 1000 / (now - at)
+    local rate = tonumber(f[3] or measured)
+    rate = rate + (1 - math.exp((at - now) / 10000)) * (measured - rate)
+    redis.call('HSET', pool .. 'drain', 'at', now, 'tokens', 0, 'rate', exact(rate))
+  end
+end
+if drained > 0 then note_drained() end
 
 local claimed, cancelled = {}, redis.call('LRANGE', pool .. 'cancel:' .. engine, 0, -1)
 if #cancelled > 0 then redis.call('DEL', pool .. 'cancel:' .. engine) end
 
-local function hand_over(id, epoch)
-  local request = pool .. 'request:' .. id
-  local f = redis.call('HMGET', request, 'gateway', 'seq', 'prompt', 'body')
-  claimed[#claimed + 1] = {{id, f[1], tonumber(epoch), tonumber(f[2]), tonumber(f[3])}, f[4],
+local function hand_over(id, epoch, seq)
+  local f = redis.call('HMGET', pool .. 'request:' .. id, 'gateway', 'prompt', 'logged', 'body')
+  claimed[#claimed + 1] = {{id, f[1], tonumber(epoch), tonumber(seq), tonumber(f[2]), tonumber(f[3])}, f[4],
     redis.call('GET', pool .. 'progress:' .. id) or ''}
 end
 
 -- After a lost reply the engine names what it knows that it holds; the rest is handed over again.
 if resync then
   local known = {}
-  for i = 11 + 3 * num_finished, #ARGV do known[ARGV[i]] = true end
-  for _, id in ipairs(redis.call('SMEMBERS', owned)) do
-    local f = redis.call('HMGET', pool .. 'request:' .. id, 'engine', 'epoch', 'cancel')
+  for i = 12 + 3 * num_finished, #ARGV do known[ARGV[i]] = true end
+  local held = redis.call('HGETALL', owned)
+  for i = 1, #held, 2 do
+    local id, epoch, seq = held[i], string.match(held[i + 1], '^(%d+) (%d+)')
+    local f = redis.call('HMGET', pool .. 'request:' .. id, 'engine', 'cancel')
     if f[1] ~= engine then
-      redis.call('SREM', owned, id)
+      redis.call('HDEL', owned, id)
     else
-      if not known[id] then hand_over(id, f[2]) end
-      if f[3] then cancelled[#cancelled + 1] = id end
+      if not known[id] then hand_over(id, epoch, seq) end
+      if f[2] then cancelled[#cancelled + 1] = id end
     end
   end
 end
 
 local expired = end_expired()
+local num_taken, closed = 0, false
+local FIELDS = {'cost', 'tokens', 'size', 'epoch', 'skipped', 'tenant', 'weight', 'seq', 'class', 'done'}
 
--- Each class is a flow of weight 8:4:1:1 under start-time fair queueing in tokens; `queues` keeps their order, so the
--- more urgent class wins a tie.
-local queues, class_time = {}, 0
-if max_requests > 0 and blocks > 0 then
-  class_time = number_in('virtual_time', '*')
-  for _, class in ipairs(classes) do
-    local ids = redis.call('ZRANGE', pool .. 'queue:' .. class, 0, max_requests + lookahead - 1)
-    if #ids > 0 then
-      queues[#queues + 1] = {class = class, ids = ids, next = 1, skipped = 0, taken = 0,
-        finish = number_in('finish_tags', '*/' .. class), time = number_in('virtual_time', class)}
+local function look(id)
+  return redis.call('HMGET', pool .. 'request:' .. id, unpack(FIELDS))
+end
+
+local function take(id, f) -- returns nothing; the queues and the engine's set change hands
+  local epoch = tonumber(f[4]) + 1
+  take_from_queue(id, f[9], f[6], tonumber(f[3]), tonumber(f[2]))
+  redis.call('HSET', pool .. 'request:' .. id, 'engine', engine, 'epoch', epoch)
+  redis.call('HDEL', pool .. 'request:' .. id, 'skipped')
+  redis.call('HSET', owned, id, epoch .. ' ' .. f[8] .. (f[10] and ' done' or ''))
+  hand_over(id, epoch, f[8])
+  blocks = blocks - tonumber(f[1])
+  num_taken = num_taken + 1
+end
+
+-- A head that does not fit: others may pass it for max_age at most. Returns true when this engine takes it all the
+-- same: an engine that holds nothing has offered all it has, and ends it, should it never fit.
+local function wait_to_fit(id, f)
+  if not f[5] then
+    redis.call('HSET', pool .. 'request:' .. id, 'skipped', now)
+  elseif now - tonumber(f[5]) >= max_age then
+    closed = true
+    return num_taken == 0 and redis.call('EXISTS', owned) == 0
+  end
+  return false
+end
+
+local function try_suspect()
+  for i, id in ipairs(redis.call('ZRANGE', pool .. 'suspects', 0, lookahead)) do
+    local f = look(id)
+    if not f[1] then
+      end_queued(id)
+    elseif tonumber(f[1]) <= blocks or (i == 1 and wait_to_fit(id, f)) then
+      take(id, f)
+      redis.call('HSET', pool .. 'trials', engine, id)
+      redis.call('PEXPIRE', pool .. 'trials', DAY)
+      return
     end
   end
 end
 
-local function next_queue()
+local flows, class_time = {}, 0
+local window = max_requests + lookahead
+
+local function open_flow(class)
+  local queue = pool .. 'queue:' .. class
+  local oldest = redis.call('ZRANGE', queue, 0, 0)[1]
+  if not oldest then return end
+  local flow = {class = class, oldest = oldest, passed = number_in('virtual_time', 'passed/' .. class), skipped = 0,
+    taken = 0, finish = number_in('finish_tags', '*/' .. class), time = number_in('virtual_time', class),
+    gone = {}, tenants = {}}
+  local turns = redis.call('ZRANGE', pool .. 'turns:' .. class, 0, window - 1, 'WITHSCORES')
+  for i = 1, #turns, 2 do
+    flow.tenants[#flow.tenants + 1] = {name = turns[i], start = tonumber(turns[i + 1]), offset = 0, next = 1}
+  end
+  flows[#flows + 1] = flow
+end
+
+-- The tenant whose turn it is, with the first of its line that has not been looked at.
+local function next_in(flow)
+  while true do
+    local best
+    for _, tenant in ipairs(flow.tenants) do
+      if not best or tenant.start + tenant.offset < best.start + best.offset then best = tenant end
+    end
+    if not best then return nil end
+    best.ids = best.ids or redis.call('ZRANGE', pool .. 'line:' .. flow.class .. '/' .. best.name, 0, window - 1)
+    while best.ids[best.next] and flow.gone[best.ids[best.next]] do best.next = best.next + 1 end
+    if best.ids[best.next] then return best.ids[best.next], best end
+    best.start = math.huge
+    for i, tenant in ipairs(flow.tenants) do
+      if tenant == best then table.remove(flow.tenants, i) end
+    end
+  end
+end
+
+local function next_flow()
   local best, best_start
-  for _, queue in ipairs(queues) do
-    local start = math.max(class_time, queue.finish)
-    if queue.next <= #queue.ids and (not best or start < best_start) then best, best_start = queue, start end
+  for _, flow in ipairs(flows) do
+    local start = math.max(class_time, flow.finish)
+    if not best or start < best_start then best, best_start = flow, start end
   end
   return best, best_start
 end
 
-local function take(queue, start, id, f) -- f: cost, tokens, size, tag, epoch
-  local request = pool .. 'request:' .. id
-  local tokens, epoch = tonumber(f[2]), tonumber(f[5]) + 1
-  take_from_queue(id, queue.class, tonumber(f[3]), tokens)
-  redis.call('HSET', request, 'engine', engine, 'epoch', epoch)
-  redis.call('HDEL', request, 'skipped')
-  redis.call('SADD', owned, id)
-  hand_over(id, epoch)
-  blocks = blocks - tonumber(f[1])
-  queue.taken = queue.taken + 1
-  queue.time = math.max(queue.time, tonumber(f[4]))
-  class_time, queue.finish = start, start + tokens / class_weight[queue.class]
+local function drop(flow)
+  flow.closed = true
+  for i, other in ipairs(flows) do
+    if other == flow then table.remove(flows, i) end
+  end
 end
 
-local num_taken, closed = 0, false
-while num_taken < max_requests and blocks > 0 and not closed do
-  local queue, start = next_queue()
-  if not queue then break end
-  local id = queue.ids[queue.next]
-  queue.next = queue.next + 1
-  local f = redis.call('HMGET', pool .. 'request:' .. id, 'cost', 'tokens', 'size', 'tag', 'epoch', 'skipped')
+-- Takes it on the account of its tenant and its class.
+local function take_turn(flow, class_start, id, f, in_turn)
+  local name, tokens = f[6], tonumber(f[2])
+  local turns, field = pool .. 'turns:' .. flow.class, flow.class .. '/' .. name
+  local start = tonumber(redis.call('ZSCORE', turns, name))
+  local finish_tag = start + tokens / tonumber(f[7])
+  take(id, f)
+  redis.call('HSET', pool .. 'finish_tags', field, exact(finish_tag))
+  redis.call('ZADD', turns, 'XX', exact(finish_tag), name)
+  for _, tenant in ipairs(flow.tenants) do
+    if tenant.name == name then tenant.start = finish_tag end
+  end
+  if in_turn then flow.time = math.max(flow.time, start) end
+  flow.taken = flow.taken + 1
+  class_time, flow.finish = class_start, class_start + tokens / class_weight[flow.class]
+  if id == flow.oldest then
+    flow.passed, flow.oldest = 0, redis.call('ZRANGE', pool .. 'queue:' .. flow.class, 0, 0)[1]
+  else
+    flow.passed = flow.passed + 1
+  end
+end
+
+local function step()
+  local flow, class_start = next_flow()
+  if not flow then return false end
+  local id, tenant = next_in(flow)
+  local overdue = flow.oldest and flow.passed >= max_passed_over and not flow.gone[flow.oldest]
+  if overdue then id = flow.oldest end
+  if not id then
+    drop(flow)
+    return true
+  end
+  flow.gone[id] = true
+  local f = look(id)
   if not f[1] then
     end_queued(id)
+    redis.call('ZREM', pool .. 'line:' .. flow.class .. '/' .. (tenant and tenant.name or ''), id)
   elseif tonumber(f[1]) <= blocks then
-    take(queue, start, id, f)
-    num_taken = num_taken + 1
+    take_turn(flow, class_start, id, f, not overdue)
   else
-    queue.skipped = queue.skipped + 1
-    if queue.skipped == 1 then -- the head: others may pass it for max_age at most
-      if not f[6] then
-        redis.call('HSET', pool .. 'request:' .. id, 'skipped', now)
-      elseif now - tonumber(f[6]) >= max_age then
-        closed = true
-        -- An engine that holds nothing has offered all it has: it takes the head and ends it, should it never fit.
-        if num_taken == 0 and redis.call('EXISTS', owned) == 0 then take(queue, start, id, f) end
-      end
-    elseif queue.skipped > lookahead then
-      queue.next = #queue.ids + 1
+    flow.skipped = flow.skipped + 1
+    if flow.skipped == 1 and wait_to_fit(id, f) then take_turn(flow, class_start, id, f, not overdue) end
+    if tenant and not overdue then tenant.offset = tenant.offset + tonumber(f[2]) / tonumber(f[7]) end
+    if flow.skipped > lookahead then drop(flow) end
+  end
+  return true
+end
+
+if max_requests > 0 and blocks > 0 then
+  if not trial then try_suspect() end
+  class_time = number_in('virtual_time', '*')
+  local opened = {}
+  for _, class in ipairs(classes) do
+    open_flow(class)
+    opened[#opened + 1] = flows[#flows]
+  end
+  while num_taken < max_requests and blocks > 0 and not closed and step() do end
+  for _, flow in ipairs(opened) do
+    if flow.taken > 0 then
+      redis.call('HSET', pool .. 'virtual_time', flow.class, exact(flow.time), '*', exact(class_time),
+        'passed/' .. flow.class, flow.passed)
+      redis.call('HSET', pool .. 'finish_tags', '*/' .. flow.class, exact(flow.finish))
+      redis.call('PEXPIRE', pool .. 'virtual_time', DAY)
+      redis.call('PEXPIRE', pool .. 'finish_tags', DAY)
     end
   end
 end
 
-for _, queue in ipairs(queues) do
-  if queue.taken > 0 then
-    redis.call('HSET', pool .. 'virtual_time', queue.class, exact(queue.time), '*', exact(class_time))
-    redis.call('HSET', pool .. 'finish_tags', '*/' .. queue.class, exact(queue.finish))
-    redis.call('PEXPIRE', pool .. 'virtual_time', DAY)
-    redis.call('PEXPIRE', pool .. 'finish_tags', DAY)
-  end
-end
 if #claimed > 0 then
   redis.call('PEXPIRE', owned, DAY)
+  if number_in('drain', 'at') == 0 then note_drained() end -- a busy period begins
   if num_queued() > 0 then ring() end -- there is more: another idle engine may take it
 end
 if num_finished > 0 or #expired > 0 or #claimed > 0 then settle_if_idle() end

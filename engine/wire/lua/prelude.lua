@@ -6,6 +6,7 @@ local now = tonumber(clock[1]) * 1000 + math.floor(tonumber(clock[2]) / 1000)
 local DAY = 86400000 -- nothing of a pool outlives its last use by more than this, whoever died
 local classes = {'priority', 'default', 'flex', 'batch'}
 local class_weight = {priority = 8, default = 4, flex = 1, batch = 1}
+local class_rank = {priority = 0, default = 1, flex = 2, batch = 3}
 
 local function number_in(hash, field)
   return tonumber(redis.call('HGET', pool .. hash, field) or 0)
@@ -23,50 +24,111 @@ local function ring() -- wakes one idle engine; more than one ring waiting says 
 end
 
 local function num_queued()
-  local total = 0
+  local total = redis.call('ZCARD', pool .. 'suspects')
   for _, class in ipairs(classes) do
     total = total + redis.call('ZCARD', pool .. 'queue:' .. class)
   end
   return total
 end
 
-local function put_in_queue(id, class, tag, deadline, size, tokens)
-  redis.call('ZADD', pool .. 'queue:' .. class, tag, id)
+-- What waits, counted: per pool in `stats` (by class, bytes, tokens), per tenant in `tenants`.
+local function count(sign, class, tenant, size, tokens)
+  local stats, tenants = pool .. 'stats', pool .. 'tenants'
+  redis.call('HINCRBY', stats, class, sign)
+  redis.call('HINCRBY', stats, 'bytes', sign * size)
+  redis.call('HINCRBY', stats, 'tokens', sign * tokens)
+  local depth = redis.call('HINCRBY', tenants, 'depth:' .. tenant, sign)
+  redis.call('HINCRBY', tenants, 'bytes:' .. tenant, sign * size)
+  redis.call('HINCRBY', tenants, 'tokens:' .. tenant, sign * tokens)
+  if depth <= 0 then
+    redis.call('HDEL', tenants, 'depth:' .. tenant, 'bytes:' .. tenant, 'tokens:' .. tenant)
+  end
+  if sign > 0 then
+    redis.call('PEXPIRE', stats, DAY)
+    redis.call('PEXPIRE', tenants, DAY)
+  end
+end
+
+-- A class's queue is three sets: `queue`, every request by its arrival; `line`, one tenant's requests in their order
+-- (`place`: priority, then arrival); `turns`, the start tags of the tenants that have a line.
+local function put_in_queue(id, class, tenant, place, arrival, start)
+  local line, turns = pool .. 'line:' .. class .. '/' .. tenant, pool .. 'turns:' .. class
+  redis.call('ZADD', pool .. 'queue:' .. class, arrival, id)
+  redis.call('ZADD', line, place, id)
+  redis.call('ZADD', turns, exact(start), tenant)
   redis.call('PEXPIRE', pool .. 'queue:' .. class, DAY)
+  redis.call('PEXPIRE', line, DAY)
+  redis.call('PEXPIRE', turns, DAY)
+end
+
+local function set_deadline(id, deadline)
   if deadline and deadline ~= '' then
     redis.call('ZADD', pool .. 'deadlines', deadline, id)
     redis.call('PEXPIRE', pool .. 'deadlines', DAY)
   end
-  redis.call('HINCRBY', pool .. 'stats', 'bytes', size)
-  redis.call('HINCRBY', pool .. 'stats', 'tokens', tokens)
-  redis.call('PEXPIRE', pool .. 'stats', DAY)
 end
 
-local function take_from_queue(id, class, size, tokens)
-  redis.call('ZREM', pool .. 'queue:' .. class, id)
+-- Returns whether it was in the queue of its class (else it was a suspect).
+local function take_from_queue(id, class, tenant, size, tokens)
+  local line = pool .. 'line:' .. class .. '/' .. tenant
+  local queued = redis.call('ZREM', pool .. 'queue:' .. class, id) == 1
+  if queued then
+    redis.call('ZREM', line, id)
+    if redis.call('EXISTS', line) == 0 then redis.call('ZREM', pool .. 'turns:' .. class, tenant) end
+  else
+    redis.call('ZREM', pool .. 'suspects', id)
+  end
   redis.call('ZREM', pool .. 'deadlines', id)
-  redis.call('HINCRBY', pool .. 'stats', 'bytes', -size)
-  redis.call('HINCRBY', pool .. 'stats', 'tokens', -tokens)
+  count(-1, class, tenant, size, tokens)
+  return queued
 end
 
--- Ends a queued request here in the store. Returns what its final frame needs; the caller publishes that frame,
--- because frame streams lie in other slots. The epoch outranks every engine that ever held the request.
-local function end_queued(id)
-  local f = redis.call('HMGET', pool .. 'request:' .. id, 'class', 'size', 'tokens', 'gateway', 'epoch', 'seq', 'prompt')
+-- Takes `amount` tokens, charged at the claim, off the tenant's and the class's account. Returns the tenant's finish
+-- tag, which a requeued request starts at.
+local function give_back(class, tenant, amount, weight)
+  local tags, field = pool .. 'finish_tags', class .. '/' .. tenant
+  local time = number_in('virtual_time', class)
+  local tag = tonumber(redis.call('HGET', tags, field) or time) - amount / weight
+  redis.call('HSET', tags, field, exact(tag))
+  redis.call('PEXPIRE', tags, DAY)
+  local of_class = redis.call('HGET', tags, '*/' .. class)
+  if of_class then redis.call('HSET', tags, '*/' .. class, exact(of_class - amount / class_weight[class])) end
+  local turn = redis.call('ZSCORE', pool .. 'turns:' .. class, tenant)
+  if turn and math.max(tag, time) < tonumber(turn) then
+    redis.call('ZADD', pool .. 'turns:' .. class, exact(math.max(tag, time)), tenant)
+  end
+  return tag
+end
+
+-- Lets go of a request that ends here in the store. Returns what its final frame needs; the caller publishes that
+-- frame, because the streams lie in other slots, and takes the ending out of `endings` then. Until that is done every
+-- reaper gets it too, so that no lost reply loses it. The epoch outranks every engine that ever held the request.
+local function ending(id, reason)
+  local request = pool .. 'request:' .. id
+  local f = redis.call('HMGET', request, 'gateway', 'epoch', 'seq', 'prompt', 'logged')
+  redis.call('DEL', request, pool .. 'progress:' .. id)
+  local last = {id, f[1], tonumber(f[2]) + 1, tonumber(f[3]), tonumber(f[4]), tonumber(f[5]), reason}
+  redis.call('HSET', pool .. 'endings', id, cmsgpack.pack(last))
+  redis.call('PEXPIRE', pool .. 'endings', DAY)
+  return last
+end
+
+local function end_queued(id, reason)
+  local f = redis.call('HMGET', pool .. 'request:' .. id, 'class', 'tenant', 'size', 'tokens')
   if not f[1] then -- its hash ran out of time; the queues must not keep the id
     for _, class in ipairs(classes) do redis.call('ZREM', pool .. 'queue:' .. class, id) end
+    redis.call('ZREM', pool .. 'suspects', id)
     redis.call('ZREM', pool .. 'deadlines', id)
     return nil
   end
-  take_from_queue(id, f[1], tonumber(f[2]), tonumber(f[3]))
-  redis.call('DEL', pool .. 'request:' .. id, pool .. 'progress:' .. id)
-  return {id, f[4], tonumber(f[5]) + 1, tonumber(f[6]), tonumber(f[7])}
+  take_from_queue(id, f[1], f[2], tonumber(f[3]), tonumber(f[4]))
+  return ending(id, reason)
 end
 
 local function end_expired()
   local endings = {}
   for _, id in ipairs(redis.call('ZRANGEBYSCORE', pool .. 'deadlines', '-inf', now, 'LIMIT', 0, 64)) do
-    endings[#endings + 1] = end_queued(id)
+    endings[#endings + 1] = end_queued(id, 'expired')
   end
   return endings
 end
@@ -75,9 +137,10 @@ end
 -- queueing starts afresh (start-time fair queueing sets the virtual time past every tag then: the same thing).
 local function settle_if_idle()
   if num_queued() > 0 then return end
-  redis.call('DEL', pool .. 'stats', pool .. 'bell')
+  redis.call('DEL', pool .. 'stats', pool .. 'tenants', pool .. 'bell')
   for _, engine in ipairs(redis.call('ZRANGE', pool .. 'engines', 0, -1)) do
     if redis.call('EXISTS', pool .. 'owned:' .. engine) == 1 then return end
   end
   redis.call('DEL', pool .. 'finish_tags', pool .. 'virtual_time')
+  if redis.call('HEXISTS', pool .. 'drain', 'at') == 1 then redis.call('HSET', pool .. 'drain', 'at', 0) end
 end

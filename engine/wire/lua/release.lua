@@ -1,60 +1,87 @@
 -- REAP and hand-back: takes every request from an engine that has gone and puts it back at its old place.
 -- ARGV: engine ('': every engine past its lease), deaths to count, deaths that make a request poison, length of the
--- dead-letter stream, error text. Idempotent. Returns {number requeued, cancelled, dead, expired}, the last three as
--- endings.
+-- dead-letter stream, error text. Idempotent. Returns {number requeued, number buried, endings}: with REAP those that
+-- others should have published, too.
+--
+-- A death counts against the suspect on trial where there is one, else against all that the engine held; and against
+-- one request once per life of an engine. Whom it counts against is a suspect until it has survived a token: it waits
+-- apart, and an engine tries one suspect at a time.
 local only, deaths, max_deaths = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local dead_length, reason = ARGV[4], ARGV[5]
-local requeued, cancelled, dead = 0, {}, {}
-
-local function requeue(id, engine)
-  local request = pool .. 'request:' .. id
-  local f = redis.call('HMGET', request, 'class', 'tag', 'deadline', 'size', 'tokens', 'prompt', 'seq', 'block_size')
-  redis.call('HSET', request, 'engine', '', 'attempts', redis.call('HGET', request, 'attempts') + deaths)
-  if deaths > 0 then
-    local before = redis.call('HGET', request, 'engines')
-    redis.call('HSET', request, 'engines', before and before .. ' ' .. engine or engine)
-  end
-  local block_size = tonumber(f[8])
-  if block_size > 0 then -- blocks on demand: what it has generated must be computed again
-    redis.call('HSET', request, 'cost', math.ceil((f[6] + f[7] + 1) / block_size))
-  end
-  put_in_queue(id, f[1], f[2], f[3], tonumber(f[4]), tonumber(f[5]))
-end
+local requeued, buried, endings = 0, 0, {}
 
 local function bury(id)
-  local request = pool .. 'request:' .. id
-  local f = redis.call('HMGET', request, 'attempts', 'engines', 'body')
+  local f = redis.call('HMGET', pool .. 'request:' .. id, 'attempts', 'engines', 'body')
   redis.call('XADD', pool .. 'dead', 'MAXLEN', '~', dead_length, '*', 'id', id, 'attempts', f[1],
     'engines', f[2], 'error', reason, 'request', f[3])
-  dead[#dead + 1] = end_queued(id)
+  buried = buried + 1
+  return ending(id, 'dead')
+end
+
+-- Returns true when the death counts.
+local function note_death(id, engine, life)
+  local request = pool .. 'request:' .. id
+  local f = redis.call('HMGET', request, 'engines', 'lives', 'attempts')
+  if f[2] and string.find(f[2], ' ' .. life .. ' ', 1, true) then return false end
+  redis.call('HSET', request, 'engines', f[1] and f[1] .. ' ' .. engine or engine,
+    'lives', (f[2] or ' ') .. life .. ' ', 'attempts', f[3] + 1, 'suspect', 1)
+  return true
+end
+
+local function put_back(id)
+  local request = pool .. 'request:' .. id
+  local f = redis.call('HMGET', request, 'class', 'tenant', 'place', 'arrival', 'deadline', 'size', 'tokens', 'weight',
+    'prompt', 'seq', 'block_size', 'suspect')
+  local class, tenant, tokens, block_size = f[1], f[2], tonumber(f[7]), tonumber(f[11])
+  redis.call('HSET', request, 'engine', '')
+  if block_size > 0 then -- blocks on demand: what it has generated must be computed again
+    redis.call('HSET', request, 'cost', math.ceil((f[9] + f[10] + 1) / block_size))
+  end
+  if f[12] then
+    redis.call('ZADD', pool .. 'suspects', class_rank[class] * 2 ^ 40 + f[4], id)
+    redis.call('PEXPIRE', pool .. 'suspects', DAY)
+  else
+    put_in_queue(id, class, tenant, f[3], f[4], give_back(class, tenant, tokens, tonumber(f[8])))
+  end
+  set_deadline(id, f[5])
+  count(1, class, tenant, tonumber(f[6]), tokens)
+  requeued = requeued + 1
 end
 
 local function release(engine)
-  for _, id in ipairs(redis.call('SMEMBERS', pool .. 'owned:' .. engine)) do
-    local f = redis.call('HMGET', pool .. 'request:' .. id, 'engine', 'cancel', 'done', 'attempts')
+  local trial = redis.call('HGET', pool .. 'trials', engine)
+  local life = redis.call('HGET', pool .. 'lives', engine) or engine
+  local held = redis.call('HGETALL', pool .. 'owned:' .. engine)
+  for i = 1, #held, 2 do
+    local id, _, seq, done = held[i], string.match(held[i + 1], '^(%d+) (%d+)(.*)$')
+    local request = pool .. 'request:' .. id
+    local f = redis.call('HMGET', request, 'engine', 'cancel', 'attempts', 'class', 'tenant', 'tokens', 'prompt', 'weight')
     if f[1] == engine then
-      requeue(id, engine)
-      if f[2] then
-        cancelled[#cancelled + 1] = end_queued(id)
-      elseif not f[3] and deaths > 0 and tonumber(f[4]) + deaths >= max_deaths then
-        bury(id)
+      redis.call('HSET', request, 'seq', seq)
+      if done ~= '' then redis.call('HSET', request, 'done', 1) end
+      local counts = deaths > 0 and done == '' and (not trial or trial == id) and note_death(id, engine, life)
+      local poison = counts and f[3] + 1 >= max_deaths
+      if f[2] or poison then
+        give_back(f[4], f[5], f[6] - f[7] - seq, tonumber(f[8]))
+        endings[#endings + 1] = f[2] and ending(id, 'cancelled') or bury(id)
       else
-        requeued = requeued + 1
+        put_back(id)
       end
     end
   end
   redis.call('DEL', pool .. 'owned:' .. engine, pool .. 'cancel:' .. engine)
   redis.call('ZREM', pool .. 'engines', engine)
-  redis.call('HDEL', pool .. 'engine_stats', engine)
+  for _, hash in ipairs({'engine_stats', 'trials', 'lives'}) do redis.call('HDEL', pool .. hash, engine) end
 end
 
-local expired = {}
 if only ~= '' then
   release(only)
 else
   for _, engine in ipairs(redis.call('ZRANGEBYSCORE', pool .. 'engines', '-inf', '(' .. now)) do release(engine) end
-  expired = end_expired()
+  endings = {}
+  end_expired()
+  for _, packed in ipairs(redis.call('HVALS', pool .. 'endings')) do endings[#endings + 1] = cmsgpack.unpack(packed) end
 end
 if requeued > 0 then ring() end
-if #cancelled + #dead + #expired > 0 then settle_if_idle() end
-return {requeued, cancelled, dead, expired}
+if #endings > 0 then settle_if_idle() end
+return {requeued, buried, endings}

@@ -80,10 +80,10 @@ async def test_an_engine_that_claims_again_is_fenced_from_its_own_past(
     (present,) = step(make_engine(engine_id="same"), max_requests=1).claimed
     assert (past.epoch, present.epoch) == (1, 2)
     assert step(first, row(past, 0, [99], FinishReason.STOP)).fenced == []  # it ended itself: nothing to drop …
-    assert server.client.hget("noria:{demo/model}:request:r", "seq") == b"0"  # … and nothing was ended or recorded
+    assert server.client.hget(OWNED + "same", "r") == b"2 0"  # … and nothing was ended or recorded
     assert step(first, row(present, 0, [1])).fenced == []
     assert step(second, row(present, 1, [2])).fenced == []  # never held it, so has nothing to drop
-    assert server.client.hget("noria:{demo/model}:request:r", "seq") == b"1"
+    assert server.client.hget(OWNED + "same", "r") == b"2 1"
 
 
 async def test_a_late_renewal_keeps_what_nobody_took(
@@ -224,7 +224,7 @@ async def test_a_broken_pipeline_neither_loses_nor_doubles(
     assert [c.request.id for c in outcome.claimed] == ["c"]
     assert (outcome.cancelled, outcome.fenced) == (["a"], [])
     (c,) = outcome.claimed
-    assert server.client.smembers(OWNED + engine.engine_id) == {b"a", b"c"}
+    assert set(server.client.hkeys(OWNED + engine.engine_id)) == {b"a", b"c"}
     step(engine, row(a, 3, [], FinishReason.CANCELLED), row(c, 0, [], FinishReason.STOP))
     await reader.last_of("a", "b", "c")
     tokens = {f.seq: f.token_ids for f in reader.all if f.request_id == "a"}
@@ -242,7 +242,7 @@ async def test_progress_stays_without_gap_when_the_store_lost_some(
     before = server.client.dump("noria:{demo/model}:progress:r")
     step(first, row(claimed, 1, [2]))
     server.client.restore("noria:{demo/model}:progress:r", 0, before, replace=True)
-    server.client.hset("noria:{demo/model}:request:r", "seq", 1)
+    server.client.hset(OWNED + first.engine_id, "r", "1 1")
     assert step(first, row(claimed, 2, [3])).fenced == []
     await lapse(server, first)
     await gateway.reap(MODEL)
@@ -340,3 +340,47 @@ async def test_a_store_that_lost_everything_is_furnished_again(
     fresh = GatewayBroker(server.url)
     assert [list(status.engines) for status in await fresh.models()] == [[engine.engine_id]]
     await fresh.close()
+
+
+async def test_who_was_merely_in_a_batch_with_poison_is_not_condemned(
+    server, gateway, make_engine, make_request, reader, step, row, card
+):
+    """The engine dies whenever `poison` is computed: it is found out alone, all others are answered."""
+    ids = [f"r{i}" for i in range(5)] + ["poison"] + [f"r{i}" for i in range(5, 9)]
+    for request_id in ids:
+        await gateway.enqueue(make_request(request_id), card)
+    lives, engine, running = 1, make_engine(), {}
+    for _ in range(60):
+        running |= {c.request.id: c for c in step(engine, max_requests=9 - len(running)).claimed}
+        if "poison" in running:
+            await lapse(server, engine)
+            await gateway.reap(MODEL)
+            lives, engine, running = lives + 1, make_engine(), {}
+            continue
+        rows, going = [], {}
+        for request_id, claimed in running.items():
+            seq = int(server.client.hget(OWNED + engine.engine_id, request_id).split()[1])
+            rows.append(row(claimed, seq, [seq], FinishReason.LENGTH if seq == 3 else None))
+            if seq < 3:
+                going[request_id] = claimed
+        step(engine, *rows)
+        running = going
+    lasts = {f.request_id: f.finish for f in await reader.last_of(*ids)}
+    assert lasts.pop("poison") is FinishReason.ERROR
+    assert set(lasts.values()) == {FinishReason.LENGTH}
+    assert lives == 3
+    assert server.client.xlen("noria:{demo/model}:dead") == 1
+    assert not [key for key in server.key_names() if "request:" in key or "trials" in key or "suspects" in key]
+
+
+async def test_one_life_of_an_engine_counts_one_death(server, gateway, make_engine, make_request, step, card):
+    """An engine that is paused again and again, and comes back each time, has died once at most."""
+    await gateway.enqueue(make_request("r"), card)
+    engine = make_engine()
+    for _ in range(4):
+        assert [c.request.id for c in step(engine, max_requests=1).claimed] == ["r"]
+        await lapse(server, engine)
+        assert await gateway.reap(MODEL) == 1
+        assert step(engine).lease_lost
+    assert server.client.hget("noria:{demo/model}:request:r", "attempts") == b"1"
+    assert not server.client.exists("noria:{demo/model}:dead")

@@ -7,11 +7,37 @@ def test_list_and_single(client):
     for prefix in ("/v1", ""):
         listed = client.get(f"{prefix}/models").json()
         assert listed["object"] == "list"
-        (model,) = listed["data"]
+        model, alias = listed["data"]
         assert (model["id"], model["object"], model["owned_by"]) == ("tiny", "model", "noria")
         assert (model["created"], model["max_model_len"], model["status"]) == (1_700_000_000, 512, "ready")
         assert client.get(f"{prefix}/models/tiny").json() == model
-        assert client.get(f"{prefix}/models/tiny-alias").json() == model
+        assert alias == {**model, "id": "tiny-alias"} and alias["root"] == model["root"] == "tiny"
+        assert client.get(f"{prefix}/models/tiny-alias").json() == alias
+
+
+def test_two_engines_side_by_side_are_told_apart_by_name(launch, own_port):
+    launch.store(own_port)
+    url = f"redis://127.0.0.1:{own_port}/0"
+    for name, aliases in (("one", ("first", "both")), ("two", ("second", "one", "both"))):
+        launch.engine(url, id=name, aliases=aliases, created=1 + len(aliases)).answer = f"I am {name}."
+    gateway = launch.gateway(url)
+    with gateway.client() as client:
+        launch.eventually(lambda: len(client.get("/readyz").json().get("models", ())) == 2)
+        answers = {}
+        for name in ("one", "first", "two", "second", "both"):
+            body = {"model": name, "messages": [{"role": "user", "content": "who?"}]}
+            answer = client.post("/v1/chat/completions", json=body).json()
+            answers[name] = (answer["model"], answer["choices"][0]["message"]["content"])
+        one, two = ("one", "I am one."), ("two", "I am two.")
+        assert answers == {"one": one, "first": one, "two": two, "second": two, "both": one}
+        listed = {model["id"]: model["root"] for model in client.get("/v1/models").json()["data"]}
+        assert listed == {"one": "one", "first": "one", "both": "one", "two": "two", "second": "two"}
+        assert len(client.get("/v1/models").json()["data"]) == 5
+        launch.parts("one").stop()
+        launch.eventually(lambda: client.get("/readyz").json()["models"] == ["two"])
+        body = {"model": "both", "prompt": "a", "max_tokens": 1}
+        assert client.post("/v1/completions", json=body).json()["model"] == "two"
+        assert client.post("/v1/completions", json={**body, "model": "one"}).status_code == 503
 
 
 def test_unknown_is_404_everywhere(client):

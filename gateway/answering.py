@@ -1,0 +1,96 @@
+"""From a checked request to the response: a new generation or one that runs already, streamed or whole.
+
+The same for every generating endpoint; knows no endpoint's shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import orjson
+from fastapi import Request, Response
+
+from noria.engine.wire.messages import Usage
+from noria.gateway.choice import Delta
+from noria.gateway.collect import collect
+from noria.gateway.cursor import Cursor, MalformedId, resumed
+from noria.gateway.delivery import Delivery
+from noria.gateway.dependencies import until_client_leaves
+from noria.gateway.errors import StreamNotFound
+from noria.gateway.generation import Generation
+from noria.gateway.queue_info import QueueInfo
+from noria.gateway.services import Question, Services, Tenant
+from noria.gateway.streaming import Events, EventStream
+from noria.gateway.tickets import NOT_FOUND, Ticket, new_record
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What an answer is known by; the same however often it is given. `cursor` is there for a stream with event ids."""
+
+    id: str
+    created: int  # Unix seconds
+    fingerprint: str
+    cursor: Cursor | None
+
+
+class Answer(Events, Protocol):
+    """The shape that an endpoint gives to an answer."""
+
+    def whole(self, choices: Sequence[Delta], usage: Usage) -> dict[str, Any]: ...
+
+
+async def respond(
+    request: Request,
+    services: Services,
+    tenant: Tenant,
+    delivery: Delivery,
+    question: Question,
+    prefix: str,
+    shape: Callable[[Identity], Answer],
+) -> Response:
+    """The answer's response. `prefix` begins the answer's id. Raises a `GatewayError` where it is refused."""
+    fingerprint = question.model.card.fingerprint
+    ticket, record = None, new_record(delivery, fingerprint)
+    if delivery.logged:
+        ticket = await services.tickets.issue(tenant.id, delivery, prefix, fingerprint)
+        record = ticket.record
+    if ticket is None or not ticket.following:
+        await _require_live(services, question, ticket)
+    cursor = _cursor(delivery, ticket, question.num_choices)
+    answer = shape(Identity(prefix + record.group, record.created, record.fingerprint, cursor))
+    generation = services.generation(tenant, question, record.group, ticket)
+    queue_info = QueueInfo(services.broker, *generation.first_request) if delivery.queue_info else None
+    if delivery.stream:
+        return EventStream(generation, answer, services.metrics.streams_open, queue_info)
+    return await until_client_leaves(request, _whole(generation, answer, queue_info))
+
+
+async def _whole(generation: Generation, answer: Answer, queue_info: QueueInfo | None) -> Response:
+    async with generation:
+        headers = {} if queue_info is None else await queue_info.headers()
+        choices = await collect(generation)
+    body = orjson.dumps(answer.whole(choices, generation.usage()))
+    return Response(body, headers=headers, media_type="application/json")
+
+
+async def _require_live(services: Services, question: Question, ticket: Ticket | None) -> None:
+    try:
+        services.directory.require_live(question.model)
+    except BaseException:
+        if ticket is not None:
+            services.lingering.forget(ticket)
+        raise
+
+
+def _cursor(delivery: Delivery, ticket: Ticket | None, num_choices: int) -> Cursor | None:
+    if ticket is None or not delivery.stream:
+        return None
+    if delivery.last_event is None:
+        return Cursor(ticket.completion_id, num_choices)
+    try:
+        return resumed(delivery.last_event, num_choices)
+    except MalformedId:
+        raise StreamNotFound(NOT_FOUND, param="Last-Event-ID") from None

@@ -1,0 +1,209 @@
+"""`noria queue`: what waits, who runs it, and what was given up; as tables for people or as JSON for programs.
+
+Knows how to show and which words it takes; the reading is the broker's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from noria.embedded_store import StoreError, default_state_dir, running_store
+from noria.engine.config import EngineConfig
+from noria.engine.wire.broker import BrokerUnavailable, QueueFull
+from noria.engine.wire.queue_view import DeadLetter, NoSuchLetter, PoolView, QueueView, open_view
+from noria.options import build, in_environment
+from noria.supervisor import EXIT_CONFIGURATION, EXIT_FAILED
+
+TOP_TENANTS = 10
+USAGE = "noria queue, or: noria queue dead list | show ID | requeue ID | drop ID"
+
+
+class CannotShow(Exception):
+    """Why there is nothing to show: one line for a person, and the exit code."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def queue_command(words: Sequence[str], redis_url: str | None, state_dir: Path | None, *, as_json: bool) -> int:
+    """Run `noria queue WORDS`; returns the exit code. Raises CannotShow."""
+    url = _url(redis_url, state_dir)
+    try:
+        with open_view(url) as view:
+            return _run(list(words), view, as_json)
+    except BrokerUnavailable as error:
+        raise CannotShow(f"the store cannot be reached at {' '.join(str(error).split())}", EXIT_FAILED) from None
+    except NoSuchLetter as error:
+        raise CannotShow(f"no dead letter has the id {error.args[0]}", EXIT_FAILED) from None
+    except QueueFull as error:
+        raise CannotShow(str(error), EXIT_FAILED) from None
+    except ValueError as error:
+        raise CannotShow(str(error), EXIT_CONFIGURATION) from None
+
+
+def _run(words: list[str], view: QueueView, as_json: bool) -> int:
+    match words:
+        case []:
+            pools = view.pools()
+            _print_json([_plain(asdict(pool)) for pool in pools]) if as_json else _show_pools(pools)
+        case ["dead"] | ["dead", "list"]:
+            letters = view.dead_letters()
+            _print_json([_fields(letter) for letter in letters]) if as_json else _show_letters(letters)
+        case ["dead", "show", letter_id]:
+            letter = view.find(letter_id)
+            _print_json(_fields(letter, whole=True)) if as_json else _show_letter(letter)
+        case ["dead", "requeue", letter_id]:
+            letter = view.find(letter_id)
+            asyncio.run(view.requeue(letter))
+            _say({"requeued": letter.request_id}, f"{letter.request_id} waits again for {letter.model}", as_json)
+        case ["dead", "drop", letter_id]:
+            letter = view.find(letter_id)
+            view.drop(letter)
+            _say({"dropped": letter.request_id}, f"{letter.request_id} is dropped", as_json)
+        case _:
+            raise CannotShow(f"unknown: {' '.join(words)}; usage: {USAGE}", EXIT_CONFIGURATION)
+    return 0
+
+
+def _url(redis_url: str | None, state_dir: Path | None) -> str:
+    """The one given, else the environment's, else the store of a `noria serve` that runs here, else the default."""
+    if redis_url is not None:
+        return redis_url
+    if state_dir is not None or not in_environment(EngineConfig, "redis_url"):
+        try:
+            found = running_store((state_dir or default_state_dir()).expanduser().absolute())
+        except (StoreError, OSError):
+            found = None
+        if found is not None:
+            return found
+        if state_dir is not None:
+            raise CannotShow(f"no store runs in the state folder {state_dir}", EXIT_FAILED)
+    return build(EngineConfig, {}).redis_url
+
+
+# --- for people -------------------------------------------------------------------------------------------------------
+
+
+def _console() -> Console:
+    # Piped, each row is one line for the next program, however long.
+    return Console(width=None if sys.stdout.isatty() else 1000, highlight=False)
+
+
+def _table(*headings: str, numbers: Sequence[str] = ()) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, no_wrap=True, justify="right" if heading in numbers else "left")
+    return table
+
+
+def _show_pools(pools: list[PoolView]) -> None:
+    console = _console()
+    if not pools:
+        console.print("No model is known to this store: no engine has been here for ten minutes.")
+    for place, pool in enumerate(pools):
+        if place:
+            console.print()
+        depth = "  ".join(f"{name} {number}" for name, number in pool.depth.items())
+        console.print(pool.model, style="bold", markup=False)
+        console.print(f"  waiting   {sum(pool.depth.values())}  ({depth})")
+        console.print(f"  suspects  {pool.suspects}")
+        console.print(f"  tokens    {pool.tokens_queued}")
+        console.print(f"  bytes     {pool.bytes_queued}")
+        console.print(f"  dead      {pool.dead_letters}")
+        if pool.tenants:
+            tenants = _table("  TENANT", "WAITING", "TOKENS", numbers=("WAITING", "TOKENS"))
+            for tenant in pool.tenants[:TOP_TENANTS]:
+                tenants.add_row(f"  {tenant.tenant}", str(tenant.requests), str(tenant.tokens))
+            console.print(tenants)
+        numbers = ("LEASE", "HELD", "RUNNING", "BATCH", "KV")
+        engines = _table("  ENGINE", *numbers, "STATE", numbers=numbers)
+        for engine in pool.engines:
+            stats = engine.stats
+            used = f"{100 * stats.kv_blocks_used / stats.kv_blocks_total:.0f} %" if stats.kv_blocks_total else "-"
+            engines.add_row(
+                f"  {engine.engine}",
+                f"{engine.lease_seconds:.1f} s",
+                str(engine.held),
+                str(stats.running),
+                str(stats.batch_size),
+                used,
+                "lapsed" if engine.lease_seconds < 0 else "draining" if stats.draining else "live",
+            )
+        console.print(engines if pool.engines else "  no engine")
+
+
+def _show_letters(letters: list[DeadLetter]) -> None:
+    if not letters:
+        _console().print("No dead letters.")
+        return
+    table = _table("ID", "MODEL", "TENANT", "DIED", "ATTEMPTS", "ERROR", numbers=("ATTEMPTS",))
+    for letter in letters:
+        tenant = letter.request.tenant if letter.request else "?"
+        table.add_row(letter.request_id, letter.model, tenant, _when(letter), str(letter.attempts), letter.error)
+    _console().print(table)
+
+
+def _show_letter(letter: DeadLetter) -> None:
+    table = _table("", "")
+    table.show_header = False
+    for name, value in _fields(letter, whole=True).items():
+        table.add_row(name, value if isinstance(value, str) else json.dumps(value))
+    _console().print(table)
+
+
+def _when(letter: DeadLetter) -> str:
+    return datetime.fromtimestamp(letter.at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+# --- for programs -----------------------------------------------------------------------------------------------------
+
+
+def _fields(letter: DeadLetter, *, whole: bool = False) -> dict[str, Any]:
+    """A letter's fields. The prompt, which may be private, only where the whole is asked for."""
+    fields: dict[str, Any] = {
+        "id": letter.request_id,
+        "model": letter.model,
+        "entry": letter.entry,
+        "died": _when(letter),
+        "attempts": letter.attempts,
+        "engines": letter.engines,
+        "error": letter.error,
+    }
+    if letter.request is not None:
+        request = letter.request
+        fields |= {"tenant": request.tenant, "class": request.service_class, "prompt_tokens": len(request.prompt)}
+        fields["max_tokens"] = request.sampling.max_tokens
+        if whole:
+            fields |= {"prompt": request.prompt, "sampling": msgspec.to_builtins(request.sampling)}
+    return fields
+
+
+def _plain(record: dict[str, Any]) -> dict[str, Any]:
+    """With the engines' figures, which are records of the wire, as plain values."""
+    for engine in record["engines"]:
+        engine["stats"] = msgspec.to_builtins(engine["stats"])
+        engine["lease_seconds"] = round(engine["lease_seconds"], 3)
+    return record
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2 if sys.stdout.isatty() else None))
+
+
+def _say(record: dict[str, str], line: str, as_json: bool) -> None:
+    if as_json:
+        _print_json(record)
+    else:
+        print(line)
