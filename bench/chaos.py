@@ -197,6 +197,7 @@ class Trouble:
             if not bag:
                 bag = [(part, kill) for part in self._cluster.parts for kill in (True, False)]
                 self._chance.shuffle(bag)
+            self._cluster.revive()
             part, kill = bag.pop()
             await (self._kill(part) if kill else self._pause(part))
 
@@ -297,6 +298,7 @@ def _report(
 
 
 def _dead_letters(cluster: Cluster) -> int:
+    cluster.revive()
     cluster.await_ready()
     view = QueueView(cluster.store_url)
     try:

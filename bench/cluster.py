@@ -31,12 +31,14 @@ class Part:
     ) -> None:
         self.name = name
         self.stopped = False  # by SIGSTOP
+        self._life_begins = 0  # place in the log
         self._argv, self._env, self._ready = argv, env, ready
         self.log_path = folder / f"{name}.log"
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         with self.log_path.open("ab") as log:
+            self._life_begins = log.tell()
             self._process = subprocess.Popen(self._argv, env=self._env, cwd=ROOT, stdout=log, stderr=log)
         self.stopped = False
 
@@ -62,6 +64,10 @@ class Part:
 
     def log(self) -> str:
         return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+
+    def log_of_this_life(self) -> str:
+        """What it has written since its last start."""
+        return self.log_path.read_bytes()[self._life_begins :].decode(errors="replace")
 
 
 class Gateway(Part):
@@ -121,6 +127,12 @@ class Cluster:
         for part in self.parts:
             wait_until(part.is_ready, seconds, lambda part=part: f"{part.name} is not ready: {part.log()[-2000:]}")  # type: ignore[misc]
 
+    def revive(self) -> None:
+        """Start again what ended by itself, as a supervisor does: an engine that finds no store at its start ends."""
+        for part in self.parts:
+            if not part.alive:
+                part.start()
+
     def close(self) -> None:
         """Kill everything. The folder with the logs goes too."""
         for part in reversed(self.parts):
@@ -149,7 +161,7 @@ class Cluster:
 
     def _noria(self, name: str, arguments: list[str]) -> Part:
         argv = [sys.executable, "-m", "noria", *arguments]
-        part = Part(name, argv, self._env, self.folder, lambda: '"serving"' in part.log().rpartition('"stopped"')[2])
+        part = Part(name, argv, self._env, self.folder, lambda: '"serving"' in part.log_of_this_life())
         return part
 
     def _gateway(self, index: int, options: tuple[str, ...]) -> Gateway:

@@ -40,7 +40,6 @@ from noria.engine.wire.publish import (
     POISON,
     Row,
     address,
-    as_text,
     final_publications,
     last_frame,
     parse_progress,
@@ -257,16 +256,16 @@ class EngineBroker:
 
     def _progress(self, rows: list[Row]) -> Command:
         index_by_id: dict[str, int] = {}
-        records = []
+        records: list[tuple[int, str, str, int]] = []
+        pieces: list[bytes] = []
         for row in rows:
             f = row.frame
             index = index_by_id.setdefault(f.request_id, len(index_by_id) + 1)
-            # Numbers as text: the script compares them, and formats none.
-            seq_after = str(f.seq + len(f.token_ids))
-            records.append((index, str(f.epoch), str(f.seq), seq_after, f.finish is not None, as_text(row.encoded)))
-        return PROGRESS(
-            self._pool, self.engine_id, msgspec.msgpack.encode(list(index_by_id)), msgspec.msgpack.encode(records)
-        )
+            after = f"{f.epoch} {f.seq + len(f.token_ids)}{' done' if f.finish else ''}"
+            records.append((index, f"{f.epoch} {f.seq}", after, len(row.encoded) + 4))
+            pieces += (len(row.encoded).to_bytes(4, "big"), row.encoded)
+        ids, table = msgspec.msgpack.encode(list(index_by_id)), msgspec.msgpack.encode(records)
+        return PROGRESS(self._pool, self.engine_id, ids, table, b"".join(pieces))
 
     def _claim(self, rows: list[Row], stats: EngineStats | None, max_requests: int, max_blocks: int) -> Command:
         finished = self._ended + [

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from noria.engine.wire import keys
 from noria.engine.wire.connection import LOG, Command
 from noria.engine.wire.messages import FinishReason, TokenFrame, Usage, decode_frame, encode
@@ -51,11 +49,6 @@ def publication(key: str, rows: Sequence[Row]) -> Command:
     if keys.is_log(key):
         return LOG(key, packed, int(LOG_KEPT * 1000) if any(r.frame.finish for r in rows) else "")
     return ("XADD", key, "NOMKSTREAM", "MAXLEN", "~", STREAM_LENGTH, "*", "f", packed)
-
-
-def as_text(frame: bytes) -> msgspec.Raw:
-    """An encoded frame as msgpack text: the store's own msgpack decoder knows no binary type."""
-    return msgspec.Raw(b"\xdb" + len(frame).to_bytes(4, "big") + frame)
 
 
 def parse_progress(blob: bytes) -> list[TokenFrame]:
