@@ -25,6 +25,7 @@ log = structlog.get_logger("noria.engine")
 
 IDLE_WAIT = 1.0  # seconds on the bell before the lease is renewed anyway
 BUFFER_SECONDS = 5.0  # how long iterations go on while the store is away and their frames pile up here
+GONE_SECONDS = 10.0  # how long a gateway found gone is taken for gone: its queued requests are ended uncomputed
 OUTAGE_PAUSE = 0.2  # seconds between attempts to reach a store that is away
 
 
@@ -42,6 +43,7 @@ class Engine:
         self._stop = threading.Event()
         self._batches: deque[Batch] = deque()
         self._outbox: dict[str, list[TokenFrame]] = defaultdict(list)  # by gateway, until the store has them
+        self._gone_until: dict[str, float] = {}  # by gateway, monotonic
         self._away_since: float | None = None  # monotonic time since the store stopped answering
         self.statistics = Statistics(scheduler)
         self.last_turn = time.monotonic()  # the heartbeat stops when this grows old
@@ -107,8 +109,13 @@ class Engine:
             log.warning("the lease was lost; everything held is given up", requests=len(result.fenced))
         # In this order: a fenced request may come back as a claim, and a claim may already be cancelled.
         self._drop(result.fenced)
+        now = time.monotonic()
+        self._gone_until.update(dict.fromkeys(result.gone_gateways, now + GONE_SECONDS))
         for claimed in result.claimed:
-            self._take_up(claimed)
+            if not claimed.request.logged and self._gone_until.get(claimed.request.gateway, 0.0) > now:
+                self._refuse(claimed, FinishReason.CANCELLED, None)
+            else:
+                self._take_up(claimed)
         for request_id in result.cancelled:
             self._end(request_id, FinishReason.CANCELLED)
         for request_id in self._of_gateways(result.gone_gateways):
@@ -135,19 +142,20 @@ class Engine:
             live = LiveRequest.start(claimed, self._card, f"{request.id}#{self._num_claims}")
             self._scheduler.add(live.scheduled)
         except CannotEverFit as error:
-            self._refuse(claimed, str(error))
+            self._refuse(claimed, FinishReason.ERROR, str(error))
         except Exception as error:
             log.exception("a claimed request is not valid", request=request.id)
-            self._refuse(claimed, f"invalid request: {error}")
+            self._refuse(claimed, FinishReason.ERROR, f"invalid request: {error}")
         else:
             self._live[live.scheduled.id] = self._held[request.id] = live
 
-    def _refuse(self, claimed: Claimed, error: str) -> None:
+    def _refuse(self, claimed: Claimed, finish: FinishReason, error: str | None) -> None:
+        """End a claimed request without computing anything."""
         request = claimed.request
         seq = sum(len(frame.token_ids) for frame in claimed.delivered)
-        frame = TokenFrame(request.id, claimed.epoch, seq, [], finish=FinishReason.ERROR, error=error)
+        frame = TokenFrame(request.id, claimed.epoch, seq, [], finish=finish, error=error)
         self._outbox[request.gateway].append(frame)
-        self.statistics.count_end(FinishReason.ERROR)
+        self.statistics.count_end(finish)
 
     def _end(self, request_id: str, reason: FinishReason, error: str | None = None) -> None:
         """End a request from outside; one in flight ends when its iteration is folded back."""

@@ -49,7 +49,7 @@ from noria.engine.wire.messages import (
 )
 from noria.engine.wire.publish import POISON, final_publications, publication, published
 
-STREAM_TTL = 10.0
+STREAM_TTL = 30.0
 """Seconds that a gateway's stream outlives its last renewal."""
 
 HOUSEKEEPING_EVERY = 1.0

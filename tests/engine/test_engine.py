@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import subprocess
 import threading
@@ -391,5 +392,28 @@ async def test_a_request_that_comes_back_while_its_old_row_is_out(client: Client
         assert client.tokens == {"long": list(range(11, 211)), "short": list(range(301, 311))}
         running.scheduler.check()
         assert not running.engine._live and running.scheduler.kv.num_held == 0
+    finally:
+        running.stop()
+
+
+async def test_requests_of_a_dead_gateway_do_not_hold_up_the_living(client: Client, store: str) -> None:
+    dead = GatewayBroker(store)
+    await dead.start()
+    ghosts = [
+        GenerationRequest(f"ghost{i}", "tiny", [10], SamplingParams(max_tokens=400, ignore_eos=True), dead.boot_id)
+        for i in range(40)
+    ]
+    for ghost in ghosts:
+        await dead.enqueue(ghost, CARD)
+    await dead.close()
+    redis.Redis.from_url(store).delete(f"noria:frames:{dead.boot_id}")
+    running = RunningEngine(store)
+    running.model.pace = 0.02
+    try:
+        await client.send("living", [10])
+        async with asyncio.timeout(15):
+            assert await client.ends("living") == ["length"]
+        # Eight ghosts were computed until the first of them told that nobody listens, the rest never.
+        assert sum(running.model.batch_sizes) < 8 * 3.5 / 0.02
     finally:
         running.stop()
