@@ -212,23 +212,25 @@ class BrokerMachine(RuleBasedStateMachine):
         cluster.flush()
         self.runner = asyncio.Runner()
         self.reference = Reference()
+        self.next_id = 0
         self.gateways = [self.new_gateway() for _ in range(2)]
         self.dead_gateways: set[str] = set()
         self.last_read: dict[str, bytes] = {}
         self.clients: dict[str, Client] = {}
-        self.next_id = 0
         self.engines: list[Engine] = [self.new_engine() for _ in range(3)]
 
     # --- pieces -----------------------------------------------------------------------------------------------------
 
     def new_gateway(self) -> GatewayBroker:
-        gateway = GatewayBroker(self.cluster.url, stream_ttl=600)
+        self.next_id += 1
+        gateway = GatewayBroker(self.cluster.url, stream_ttl=600, boot_id=f"gateway{self.next_id}")
         gateway._store = self.cluster.async_store(gateway._store)
         self.runner.run(gateway.start())
         return gateway
 
     def new_engine(self, engine_id: str | None = None) -> Engine:
-        engine = Engine(self.cluster, engine_id)
+        self.next_id += 1  # no random names: a failure must come again when it is replayed
+        engine = Engine(self.cluster, engine_id or f"engine{self.next_id}")
         engine.broker.register(self.card, self.files)
         return engine
 
