@@ -256,16 +256,22 @@ class EngineBroker:
 
     def _progress(self, rows: list[Row]) -> Command:
         index_by_id: dict[str, int] = {}
-        records: list[tuple[int, str, str, int]] = []
+        table: list[int | str] = []
         pieces: list[bytes] = []
         for row in rows:
-            f = row.frame
+            f, encoded = row.frame, row.encoded
             index = index_by_id.setdefault(f.request_id, len(index_by_id) + 1)
-            after = f"{f.epoch} {f.seq + len(f.token_ids)}{' done' if f.finish else ''}"
-            records.append((index, f"{f.epoch} {f.seq}", after, len(row.encoded) + 4))
-            pieces += (len(row.encoded).to_bytes(4, "big"), row.encoded)
-        ids, table = msgspec.msgpack.encode(list(index_by_id)), msgspec.msgpack.encode(records)
-        return PROGRESS(self._pool, self.engine_id, ids, table, b"".join(pieces))
+            epoch, seq, size = f.epoch, f.seq, len(encoded)
+            after = f"{epoch} {seq + len(f.token_ids)}"
+            table += (index, f"{epoch} {seq}", after if f.finish is None else after + " done", size + 4)
+            pieces += (size.to_bytes(4, "big"), encoded)
+        return PROGRESS(
+            self._pool,
+            self.engine_id,
+            msgspec.msgpack.encode(list(index_by_id)),
+            msgspec.msgpack.encode(table),
+            b"".join(pieces),
+        )
 
     def _claim(self, rows: list[Row], stats: EngineStats | None, max_requests: int, max_blocks: int) -> Command:
         finished = self._ended + [

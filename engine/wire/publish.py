@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from noria.engine.wire import keys
 from noria.engine.wire.connection import LOG, Command
 from noria.engine.wire.messages import FinishReason, TokenFrame, Usage, decode_frame, encode
@@ -92,12 +94,19 @@ _REASONS: dict[bytes, tuple[FinishReason, str | None]] = {
 
 
 def final_publications(endings: Sequence[Sequence[Any]]) -> dict[str, list[Row]]:
-    """Last frames by the key of their stream, of requests that a script ended (the reason is the last field)."""
+    """Frames by the key of their stream, of requests that a script ended: what was recorded, since its engine may have
+    died before it was published, and the last frame. The last fields of an ending are its reason and the progress."""
     rows_by_key: dict[str, list[Row]] = {}
     for ending in endings:
-        last = to_row(last_frame(ending, *_REASONS[ending[6]]))
+        last = last_frame(ending, *_REASONS[ending[6]])
+        try:
+            frames = [msgspec.structs.replace(frame, epoch=last.epoch) for frame in parse_progress(ending[7])]
+        except msgspec.DecodeError:  # written by another version
+            frames = []
+        if not (frames and frames[-1].finish):
+            frames.append(last)
         gateway, logged = ending[1].decode(), bool(ending[5])
-        address(rows_by_key, [last], request_id=last.frame.request_id, gateway=gateway, logged=logged)
+        address(rows_by_key, list(map(to_row, frames)), request_id=last.request_id, gateway=gateway, logged=logged)
     return rows_by_key
 
 

@@ -235,7 +235,7 @@ local function step()
   return true
 end
 
-if max_requests > 0 and blocks > 0 then
+if max_requests > 0 and blocks > 0 and redis.call('EXISTS', pool .. 'stats') == 1 then -- something waits, or did
   if not trial then try_suspect() end
   class_time = number_in('virtual_time', '*')
   local opened = {}

@@ -100,14 +100,15 @@ local function give_back(class, tenant, amount, weight)
   return tag
 end
 
--- Lets go of a request that ends here in the store. Returns what its final frame needs; the caller publishes that
--- frame, because the streams lie in other slots, and takes the ending out of `endings` then. Until that is done every
+-- Lets go of a request that ends here in the store. Returns what its final frames need, its progress too: an engine
+-- may have died between recording a frame and publishing it. The caller publishes them, because the streams lie in other slots, and takes the ending out of `endings` then. Until that is done every
 -- reaper gets it too, so that no lost reply loses it. The epoch outranks every engine that ever held the request.
 local function ending(id, reason)
   local request = pool .. 'request:' .. id
   local f = redis.call('HMGET', request, 'gateway', 'epoch', 'seq', 'prompt', 'logged')
+  local progress = redis.call('GET', pool .. 'progress:' .. id) or ''
   redis.call('DEL', request, pool .. 'progress:' .. id)
-  local last = {id, f[1], tonumber(f[2]) + 1, tonumber(f[3]), tonumber(f[4]), tonumber(f[5]), reason}
+  local last = {id, f[1], tonumber(f[2]) + 1, tonumber(f[3]), tonumber(f[4]), tonumber(f[5]), reason, progress}
   redis.call('HSET', pool .. 'endings', id, cmsgpack.pack(last))
   redis.call('PEXPIRE', pool .. 'endings', DAY)
   return last

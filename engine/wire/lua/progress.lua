@@ -1,5 +1,5 @@
 -- PROGRESS: records one iteration's frames, so that another engine can go on after this one's death.
--- ARGV: engine, msgpack of the requests' ids, msgpack of rows {index of the id, state before it, state after it, bytes},
+-- ARGV: engine, msgpack of the requests' ids, msgpack of index of the id, state before, state after, bytes of each row,
 -- and the frames' bytes end to end, each behind its length. A state is `epoch seq`, with ` done` after the last frame:
 -- what `owned` holds for the request.
 -- Returns the ids that are no longer this engine's. A frame already recorded (a repeat after a lost reply) is passed
@@ -11,8 +11,9 @@ local held = redis.call('HMGET', owned, unpack(ids))
 local trial = redis.call('HGET', pool .. 'trials', engine)
 local fenced, latest, changed = {}, {}, {}
 local at = 0
-for _, row in ipairs(cmsgpack.unpack(ARGV[3])) do
-  local index, before, after, size = row[1], row[2], row[3], row[4]
+local rows = cmsgpack.unpack(ARGV[3]) -- flat: a table for each would cost more than all else here
+for i = 1, #rows, 4 do
+  local index, before, after, size = rows[i], rows[i + 1], rows[i + 2], rows[i + 3]
   local id, state = ids[index], latest[index] or held[index] or ''
   if state == before then
     local progress = pool .. 'progress:' .. id

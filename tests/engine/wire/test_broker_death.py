@@ -384,3 +384,19 @@ async def test_one_life_of_an_engine_counts_one_death(server, gateway, make_engi
         assert step(engine).lease_lost
     assert server.client.hget("noria:{demo/model}:request:r", "attempts") == b"1"
     assert not server.client.exists("noria:{demo/model}:dead")
+
+
+async def test_an_ending_by_the_store_publishes_what_was_recorded_but_never_published(
+    server, gateway, make_engine, make_request, reader, step, row, card
+):
+    engine = make_engine()
+    await gateway.enqueue(make_request("r"), card)
+    (claimed,) = step(engine, max_requests=1).claimed
+    CutStore(engine, 1)  # progress alone got through
+    with pytest.raises(BrokerUnavailable):
+        step(engine, row(claimed, 0, [7]))
+    await lapse(server, engine)
+    await gateway.reap(MODEL)
+    await gateway.cancel(MODEL, "r")
+    await reader.last_of("r")
+    assert [(f.seq, f.token_ids, f.finish) for f in reader.all] == [(0, [7], None), (1, [], FinishReason.CANCELLED)]
