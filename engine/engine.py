@@ -160,7 +160,11 @@ class Engine:
     def _end(self, request_id: str, reason: FinishReason, error: str | None = None) -> None:
         """End a request from outside; one in flight ends when its iteration is folded back."""
         live = self._held.get(request_id)
-        progress = self._scheduler.cancel(live.scheduled.id, reason) if live is not None else None
+        if live is not None:
+            self._cancel(live.scheduled.id, reason, error)
+
+    def _cancel(self, scheduler_id: str, reason: str, error: str | None = None) -> None:
+        progress = self._scheduler.cancel(scheduler_id, reason)
         if progress is not None:
             self._publish(progress, None, error)
 
@@ -218,9 +222,7 @@ class Engine:
         for row in batch.rows:
             request = row.request
             if request.cancelled is not None and request.finish is None:  # it was to end with this iteration
-                progress = self._scheduler.cancel(request.id, request.cancelled)
-                if progress is not None:
-                    self._publish(progress, None, None)
+                self._cancel(request.id, request.cancelled)
                 continue
             if request.finish is not None and not row.is_padding:
                 continue
@@ -230,9 +232,7 @@ class Engine:
             except Exception as error:
                 log.error("a request failed", request=request.id, error=repr(error), exc_info=True)
                 self._scheduler.abandon(single)
-                failed = self._scheduler.cancel(request.id, FinishReason.ERROR)
-                if failed is not None:
-                    self._publish(failed, None, "the model could not compute this request")
+                self._cancel(request.id, FinishReason.ERROR, "the model could not compute this request")
             else:
                 self._fold(single, outputs)
 

@@ -101,8 +101,9 @@ local function give_back(class, tenant, amount, weight)
 end
 
 -- Lets go of a request that ends here in the store. Returns what its final frames need, its progress too: an engine
--- may have died between recording a frame and publishing it. The caller publishes them, because the streams lie in other slots, and takes the ending out of `endings` then. Until that is done every
--- reaper gets it too, so that no lost reply loses it. The epoch outranks every engine that ever held the request.
+-- may have died between recording a frame and publishing it. The caller publishes them, because the streams lie in
+-- other slots, and takes the ending out of `endings` then. Until that is done every reaper gets it too, so that no lost
+-- reply loses it. The epoch outranks every engine that ever held the request.
 local function ending(id, reason)
   local request = pool .. 'request:' .. id
   local f = redis.call('HMGET', request, 'gateway', 'epoch', 'seq', 'prompt', 'logged')
