@@ -25,6 +25,17 @@ class FinishReason(enum.StrEnum):
     ERROR = "error"  # its own fault inside a step, or two engines died with it
 
 
+class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What an output must match. `kind` says how to read `text`: "json_schema" (a schema as JSON), "json_object"
+    (`text` is empty), "regex", "ebnf" (GBNF as llama.cpp and xgrammar read it; the rule `root` starts), "choice" (a
+    JSON array of strings), "structural_tag" (xgrammar's structural tag format as JSON). `param` is the field of the
+    client's request that it came from, for the error of one that cannot be compiled."""
+
+    kind: str
+    text: str = ""
+    param: str = "response_format"
+
+
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """How the next token is chosen. Ranges are checked at the gateway's door and again by `Request` in the engine.
 
@@ -49,6 +60,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    grammar: Grammar | None = None
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -57,7 +69,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     `deadline_ms` is Unix time in milliseconds on Redis' clock (None: none). `gateway` is the boot id of the gateway
     process whose frame stream carries the answer. `priority` orders the requests of one tenant within its class: the
     lower value first. `weight` is the tenant's share against other tenants of the class. The frames of a `logged`
-    request are also kept in a log of its own, and it outlives its gateway.
+    request are also kept in a log of its own, and it outlives its gateway. `pooling` ("mean" or "last") asks for one
+    vector of the prompt's hidden states instead of tokens. `prediction` is a guess of the output, to speculate on.
     """
 
     id: str
@@ -72,6 +85,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     cache_salt: str = ""
     weight: float = 1.0
     logged: bool = False
+    pooling: str | None = None
+    prediction: list[int] | None = None
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -95,7 +110,9 @@ class TokenFrame(msgspec.Struct, frozen=True, array_like=True):
 
     `seq` is the number of output tokens before this frame; with `epoch` (one more at every claim) it lets the gateway
     drop what it has seen. `finish` is set exactly once, on the last frame. `prompt_logprobs` comes with the first
-    frame of a request that asked for it: one entry per prompt token, None for the first token.
+    frame of a request that asked for it: one entry per prompt token, None for the first token. `error_param` names the
+    field of the client's request that is at fault, where the error is the client's. `embedding` is a pooled request's
+    vector, little-endian float32.
     """
 
     request_id: str
@@ -107,6 +124,8 @@ class TokenFrame(msgspec.Struct, frozen=True, array_like=True):
     usage: Usage | None = None
     error: str | None = None
     prompt_logprobs: list[TokenLogprob | None] | None = None
+    error_param: str | None = None
+    embedding: bytes | None = None
 
 
 class ModelCard(msgspec.Struct, frozen=True):
