@@ -27,7 +27,7 @@ class OfflineEngine:
     """A model in this process. Raises what `assembly.plan` raises."""
 
     def __init__(self, config: EngineConfig) -> None:
-        assembly = assemble(plan(config))
+        self._assembly = assembly = assemble(plan(config))
         self.card = assembly.card
         self.tokenizer_files = assembly.tokenizer_files
         self._scheduler = assembly.scheduler
@@ -38,14 +38,16 @@ class OfflineEngine:
     ) -> list[Generated]:
         """Run all prompts together, as one server would; results in the order of the prompts.
 
-        `params` is one for all or one for each. Raises CannotEverFit for a request that is too large, RuntimeError for
-        one that the model cannot compute.
+        `params` is one for all or one for each. Raises CannotEverFit for a request that is too large, GrammarError for
+        a grammar that is no good, RuntimeError for a request that the model cannot compute.
         """
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
         live: dict[str, LiveRequest] = {}
         for index, (prompt, sampling) in enumerate(zip(prompts, each, strict=True)):
             request = GenerationRequest(str(index), self.card.id, prompt, sampling, gateway="")
             live[request.id] = LiveRequest.start(Claimed(request, 1, []), self.card, request.id)
+            if sampling.grammar is not None:
+                live[request.id].follow(self._assembly.grammars.compile(sampling.grammar).result())
             self._scheduler.add(live[request.id].scheduled)
         while len(self._scheduler):
             batch = self._scheduler.select()
@@ -55,10 +57,11 @@ class OfflineEngine:
             outputs = self._executor.run(StepInput(rows, batch.num_decode_rows))
             if failed := [output.error for output in outputs if output.error]:
                 raise RuntimeError(failed[0])
-            self._scheduler.complete(batch, [output.token_ids for output in outputs])
+            for progress in self._scheduler.complete(batch, [output.token_ids for output in outputs]):
+                live[progress.request.id].note_output(progress)
         self._scheduler.check()
         done = [live[str(index)].scheduled for index in range(len(prompts))]
         return [Generated(r.tokens[r.num_prompt :], r.finish or "") for r in done]
 
     def close(self) -> None:
-        self._executor.close()
+        self._assembly.close()

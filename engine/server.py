@@ -73,10 +73,10 @@ def _serve(
 ) -> int:
     config = planned.config
     if stop.is_set():  # told to stop while it loaded
-        assembly.executor.close()
+        assembly.close()
         broker.close()
         return EXIT_OK
-    engine = Engine(assembly.scheduler, assembly.executor, broker, assembly.card)
+    engine = Engine(assembly.scheduler, assembly.executor, broker, assembly.card, assembly.grammars)
     broker.register(assembly.card, assembly.tokenizer_files)
     log.info(
         "serving",
@@ -96,7 +96,7 @@ def _serve(
     finally:
         ended.set()
         heartbeat.join(HEARTBEAT_END)  # a thread that is alive when the interpreter ends can bring it down
-        assembly.executor.close()
+        assembly.close()
         broker.close()
     log.info("stopped", handed_back=engine.num_held)
     return EXIT_OK
