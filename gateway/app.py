@@ -13,6 +13,7 @@ from fastapi.middleware.cors import CORSMiddleware
 
 from noria.engine.wire.backpressure import QueueLimits
 from noria.engine.wire.broker import GatewayBroker
+from noria.engine.wire.record_store import RecordStore
 from noria.gateway import errors
 from noria.gateway.config import GatewaySettings
 from noria.gateway.dependencies import KeyRing
@@ -24,6 +25,7 @@ from noria.gateway.linger import Lingering
 from noria.gateway.metrics import GatewayMetrics
 from noria.gateway.model_directory import ModelDirectory
 from noria.gateway.pump import FramePump
+from noria.gateway.records import record_limits
 from noria.gateway.services import Services
 from noria.gateway.tickets import TicketOffice
 from noria.gateway.upkeep import Upkeep
@@ -39,6 +41,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     services = Services(
         settings,
         broker,
+        RecordStore(settings.redis_url, record_limits(settings)),
         directory,
         pump,
         counted,

@@ -3,7 +3,8 @@
     GatewayError
     ├── InvalidRequest 400            a parameter is missing, unknown, of the wrong type or out of range
     │   ├── UnsupportedParameter      documented elsewhere, not served here
-    │   └── ContextLengthExceeded     prompt and max_tokens do not fit the model
+    │   ├── ContextLengthExceeded     prompt and max_tokens do not fit the model
+    │   └── StorageFull               the tenant keeps as much as it may
     ├── InvalidKey 401
     ├── ModelNotFound 404
     ├── StreamNotFound 404            nothing is kept of the stream that a client wants to go on with
@@ -32,6 +33,9 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
+from noria.engine.wire.broker import BrokerUnavailable
+from noria.engine.wire.record_store import RecordsFull
+
 
 class GatewayError(Exception):
     """Base of every error that a client may see. `param` names the offending field in dotted form."""
@@ -58,6 +62,10 @@ class InvalidRequest(GatewayError):
 
 class UnsupportedParameter(InvalidRequest):
     code = "unsupported_parameter"
+
+
+class StorageFull(InvalidRequest):
+    code = "storage_limit_exceeded"
 
 
 class ContextLengthExceeded(InvalidRequest):
@@ -192,6 +200,15 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def _routing(request: Request, error: HTTPException) -> Response:
         return _routing_error(request.method, request.url.path, error.status_code, error.headers)
+
+    @app.exception_handler(BrokerUnavailable)
+    async def _store_away(_: Request, __: BrokerUnavailable) -> Response:
+        return respond(Overloaded(STORE_AWAY, retry_after=2))
+
+    @app.exception_handler(RecordsFull)
+    async def _full(_: Request, error: RecordsFull) -> Response:
+        message = f"You have stored as much as is allowed ({error.limits.count} records, {error.limits.size} bytes)."
+        return respond(StorageFull(f"{message} Please delete something first."))
 
     @app.exception_handler(RequestValidationError)
     async def _validation(_: Request, error: RequestValidationError) -> Response:
