@@ -39,7 +39,7 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A request that passed every check: `fields.n` choices for each prompt; `params` are per prompt."""
+    """A request that passed every check: `fields.samples` choices for each prompt; `params` are per prompt."""
 
     model: ServedModel
     fields: SamplingFields
@@ -49,7 +49,7 @@ class Question:
 
     @property
     def num_choices(self) -> int:
-        return len(self.prompts) * self.fields.n
+        return len(self.prompts) * self.fields.samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Services:
     def _requests(
         self, tenant: Tenant, question: Question, names: Sequence[str], *, logged: bool
     ) -> list[GenerationRequest]:
-        fields, n = question.fields, question.fields.n
+        fields, n = question.fields, question.fields.samples
         deadline_ms = int((time.time() + self.settings.request_timeout) * 1000)
         drawn = seeds(fields.seed, len(question.prompts), n)
         return [
@@ -108,7 +108,7 @@ class Services:
                 service_class=fields.service_class,
                 priority=fields.priority,
                 deadline_ms=deadline_ms,
-                cache_salt=tenant.id,
+                cache_salt=fields.cache_salt or "",
                 weight=tenant.weight,
                 logged=logged,
             )
