@@ -5,16 +5,13 @@ The same for every generating endpoint; knows no endpoint's shape.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import orjson
 from fastapi import Request, Response
 
-from noria.engine.wire.messages import Usage
-from noria.gateway.choice import Delta
-from noria.gateway.collect import collect
 from noria.gateway.cursor import Cursor, MalformedId, resumed
 from noria.gateway.delivery import Delivery
 from noria.gateway.dependencies import until_client_leaves
@@ -39,7 +36,8 @@ class Identity:
 class Answer(Events, Protocol):
     """The shape that an endpoint gives to an answer."""
 
-    def whole(self, choices: Sequence[Delta], usage: Usage) -> dict[str, Any]: ...
+    async def whole(self, generation: Generation) -> dict[str, Any]:
+        """Runs the entered generation to its end; the body of an answer that is not streamed."""
 
 
 async def respond(
@@ -71,9 +69,8 @@ async def respond(
 async def _whole(generation: Generation, answer: Answer, queue_info: QueueInfo | None) -> Response:
     async with generation:
         headers = {} if queue_info is None else await queue_info.headers()
-        choices = await collect(generation)
-    body = orjson.dumps(answer.whole(choices, generation.usage()))
-    return Response(body, headers=headers, media_type="application/json")
+        body = await answer.whole(generation)
+    return Response(orjson.dumps(body), headers=headers, media_type="application/json")
 
 
 async def _require_live(services: Services, question: Question, ticket: Ticket | None) -> None:
