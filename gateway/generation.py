@@ -54,8 +54,10 @@ class Generation:
         self._lingering = lingering
         self._metrics = metrics
         self._model_id = model.card.id
-        readers = (ChoiceReader(index, model.tokenizer, options) for index in range(len(request_ids)))
-        self._readers = dict(zip(request_ids, readers, strict=True))
+        self._readers = {
+            request_id: ChoiceReader(index, model.tokenizer, options, request_id)
+            for index, request_id in enumerate(request_ids)
+        }
         self._prompt_tokens = prompt_tokens
         self.ticket = ticket
         self._transcripts = {i: Transcript(i) for i in request_ids} if ticket is not None else None
@@ -192,7 +194,7 @@ class Generation:
         self._origin.leave()
         self._origin.cancel([request_id for request_id, reader in self._readers.items() if not reader.ended])
         if self.ticket is not None and not self.over:
-            self._lingering.forget(self.ticket)
+            self._lingering.lose(self.ticket, self._fault)
 
     def _let_go(self) -> bool:
         if self._timer is None:
@@ -211,7 +213,7 @@ class Generation:
             return
         self._settled = True
         if self._fault is not None:
-            self._lingering.forget(self.ticket)
+            self._lingering.lose(self.ticket, self._fault)
         else:
             self._lingering.keep(self.ticket, [transcript.frame() for transcript in self._transcripts.values()])
 
