@@ -19,12 +19,13 @@ from noria.gateway.config import GatewaySettings
 from noria.gateway.dependencies import KeyRing
 from noria.gateway.drain import Drain
 from noria.gateway.endpoints import chat, completions, health, metrics, models
+from noria.gateway.http.methods import Methods
+from noria.gateway.http.request_context import RequestContext
 from noria.gateway.linger import Lingering
 from noria.gateway.metrics import GatewayMetrics
 from noria.gateway.model_directory import ModelDirectory
 from noria.gateway.pump import FramePump
 from noria.gateway.records import record_limits
-from noria.gateway.request_context import RequestContext
 from noria.gateway.services import Services
 from noria.gateway.tickets import TicketOffice
 from noria.gateway.upkeep import Upkeep
@@ -66,6 +67,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     for prefix in ("/v1", ""):
         for noun in (chat, completions, models):
             app.include_router(noun.router, prefix=prefix)
+    app.add_middleware(Methods, routes=app.routes)
     if settings.allowed_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -74,7 +76,9 @@ def create_app(settings: GatewaySettings) -> FastAPI:
             allow_headers=["*"],
             expose_headers=[
                 "x-request-id",
+                "openai-organization",
                 "openai-processing-ms",
+                "openai-version",
                 "retry-after",
                 "retry-after-ms",
                 "x-noria-queue-position",
