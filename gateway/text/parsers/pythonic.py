@@ -12,6 +12,7 @@ from typing import Any
 
 from noria.gateway.text.parsers.stream import Steps, TextStream
 
+PYTHON_TAG = "<|python_tag|>"
 _NAME = re.compile(r"\s*(?P<name>[A-Za-z_][A-Za-z0-9_.-]*)(?=\()")
 _MARK = re.compile(r"""["'()\[\]{}\\]""")
 _MAX_CALL = 256 * 1024  # characters
@@ -20,7 +21,7 @@ _CONSTANTS = {"true": True, "false": False, "null": None}
 
 def pythonic(stream: TextStream) -> Steps[None]:
     space = yield from stream.blank()
-    tag = "<|python_tag|>" if (yield from stream.literal("<|python_tag|>")) else ""
+    tag = PYTHON_TAG if (yield from stream.literal(PYTHON_TAG)) else ""
     called = False
     if (yield from stream.literal("[")):
         called = yield from _call(stream)
