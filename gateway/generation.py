@@ -54,8 +54,10 @@ class Generation:
         self._lingering = lingering
         self._metrics = metrics
         self._model_id = model.card.id
-        readers = (ChoiceReader(index, model.tokenizer, options) for index in range(len(request_ids)))
-        self._readers = dict(zip(request_ids, readers, strict=True))
+        self._readers = {
+            request_id: ChoiceReader(index, model.tokenizer, options, request_id)
+            for index, request_id in enumerate(request_ids)
+        }
         self._prompt_tokens = prompt_tokens
         self.ticket = ticket
         self._transcripts = {i: Transcript(i) for i in request_ids} if ticket is not None else None
@@ -112,6 +114,16 @@ class Generation:
             self._lingering.adopt(self, self.ticket)
         else:
             self.close()
+
+    async def begun(self) -> None:
+        """Wait for the first word of an engine on any choice; until then it may find fault with the request itself.
+        Raises a `GatewayError` where it does, or where the generation ends before."""
+        while not self._inbox and self._fault is None:
+            await self._wait()
+        if self._fault is not None:
+            raise self._fault
+        if any(frame.error_param is not None for frame in self._inbox):
+            self.take()
 
     async def deltas(self) -> AsyncIterator[list[Delta]]:
         """What is new, one delta per choice at most; whatever arrives while the reader is busy comes as one.
@@ -192,7 +204,7 @@ class Generation:
         self._origin.leave()
         self._origin.cancel([request_id for request_id, reader in self._readers.items() if not reader.ended])
         if self.ticket is not None and not self.over:
-            self._lingering.forget(self.ticket)
+            self._lingering.lose(self.ticket, self._fault)
 
     def _let_go(self) -> bool:
         if self._timer is None:
@@ -211,7 +223,7 @@ class Generation:
             return
         self._settled = True
         if self._fault is not None:
-            self._lingering.forget(self.ticket)
+            self._lingering.lose(self.ticket, self._fault)
         else:
             self._lingering.keep(self.ticket, [transcript.frame() for transcript in self._transcripts.values()])
 
