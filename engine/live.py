@@ -48,7 +48,9 @@ class LiveRequest:
             class_rank=CLASSES.index(request.service_class),
             stop_ids=frozenset(stops),
             min_tokens=params.min_tokens,
-            salt=msgspec.msgpack.encode((request.tenant, request.cache_salt)),
+            salt=msgspec.msgpack.encode(
+                {"salt": request.cache_salt} if request.cache_salt else {"tenant": request.tenant}
+            ),
             reuse_prefix=params.prompt_logprobs is None,
         )
         return LiveRequest(claimed, scheduled, seq=len(delivered))

@@ -68,7 +68,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `deadline_ms` is Unix time in milliseconds on Redis' clock (None: none). `gateway` is the boot id of the gateway
     process whose frame stream carries the answer. `priority` orders the requests of one tenant within its class: the
-    lower value first. `weight` is the tenant's share against other tenants of the class. The frames of a `logged`
+    lower value first. `weight` is the tenant's share against other tenants of the class. Requests of one
+    `cache_salt` share cached prefixes, whosever they are; without one those of one tenant do. The frames of a `logged`
     request are also kept in a log of its own, and it outlives its gateway. `pooling` ("mean" or "last") asks for one
     vector of the prompt's hidden states instead of tokens. `prediction` is a guess of the output, to speculate on.
     """
@@ -170,7 +171,9 @@ class EngineStats(msgspec.Struct, frozen=True):
     prompt_tokens_total: int = 0
     generation_tokens_total: int = 0
     cached_tokens_total: int = 0
-    preemptions_total: int = 0
+    memory_preemptions_total: int = 0  # for lack of KV blocks
+    class_preemptions_total: int = 0  # by requests of a higher class
+    recomputed_tokens_total: int = 0  # computed again after a preemption
     requests_finished_total: int = 0
     requests_failed_total: int = 0
     step_seconds_total: float = 0.0
