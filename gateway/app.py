@@ -13,16 +13,19 @@ from fastapi.middleware.cors import CORSMiddleware
 
 from noria.engine.wire.backpressure import QueueLimits
 from noria.engine.wire.broker import GatewayBroker
+from noria.engine.wire.record_store import RecordStore
 from noria.gateway import errors
 from noria.gateway.config import GatewaySettings
 from noria.gateway.dependencies import KeyRing
 from noria.gateway.drain import Drain
 from noria.gateway.endpoints import chat, completions, health, metrics, models
+from noria.gateway.http.methods import Methods
+from noria.gateway.http.request_context import RequestContext
 from noria.gateway.linger import Lingering
 from noria.gateway.metrics import GatewayMetrics
 from noria.gateway.model_directory import ModelDirectory
 from noria.gateway.pump import FramePump
-from noria.gateway.request_context import RequestContext
+from noria.gateway.records import record_limits
 from noria.gateway.services import Services
 from noria.gateway.tickets import TicketOffice
 from noria.gateway.upkeep import Upkeep
@@ -38,6 +41,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     services = Services(
         settings,
         broker,
+        RecordStore(settings.redis_url, record_limits(settings)),
         directory,
         pump,
         counted,
@@ -63,6 +67,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     for prefix in ("/v1", ""):
         for noun in (chat, completions, models):
             app.include_router(noun.router, prefix=prefix)
+    app.add_middleware(Methods, routes=app.routes)
     if settings.allowed_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -71,7 +76,9 @@ def create_app(settings: GatewaySettings) -> FastAPI:
             allow_headers=["*"],
             expose_headers=[
                 "x-request-id",
+                "openai-organization",
                 "openai-processing-ms",
+                "openai-version",
                 "retry-after",
                 "retry-after-ms",
                 "x-noria-queue-position",

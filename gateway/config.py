@@ -67,6 +67,14 @@ class GatewaySettings(BaseSettings):
     resume_window: float = Field(
         30.0, gt=0, le=3600, description="Time that a resumable answer runs on without its client"
     )
+    response_ttl: float = Field(30 * 86_400.0, gt=0, description="Time that a stored response is kept")
+    conversation_ttl: float = Field(365 * 86_400.0, gt=0, description="Time that a conversation outlives its last use")
+    max_response_bytes: int = Field(
+        256 * 1024 * 1024, ge=1024, description="Stored responses of one tenant at most: then the oldest go"
+    )
+    max_conversation_bytes: int = Field(
+        256 * 1024 * 1024, ge=1024, description="Conversations of one tenant at most: then 400"
+    )
     shutdown_timeout: int = Field(30, ge=0, description="Time for open answers to end after SIGTERM")
     log_format: Literal["auto", "text", "json"] = Field("auto", description="auto: text on a terminal, else JSON")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe line to log")

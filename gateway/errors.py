@@ -3,7 +3,8 @@
     GatewayError
     ├── InvalidRequest 400            a parameter is missing, unknown, of the wrong type or out of range
     │   ├── UnsupportedParameter      documented elsewhere, not served here
-    │   └── ContextLengthExceeded     prompt and max_tokens do not fit the model
+    │   ├── ContextLengthExceeded     prompt and max_tokens do not fit the model
+    │   └── StorageFull               the tenant keeps as much as it may
     ├── InvalidKey 401
     ├── ModelNotFound 404
     ├── StreamNotFound 404            nothing is kept of the stream that a client wants to go on with
@@ -11,6 +12,7 @@
     ├── DeadlineExpired 408           accepted, but not done within the request's life
     ├── IdempotencyConflict 409       the key belongs to another request, or to one whose answer is not to be had
     ├── BodyTooLarge 413
+    ├── UnsupportedEncoding 415       the body is compressed in a way that is not served
     ├── Overloaded 503                no live engine, the store is away, or the queue is full: try again later
     │   ├── RateLimited 429           this tenant has too much waiting
     │   └── ShuttingDown 503          this gateway is on its way out: another one serves
@@ -30,6 +32,9 @@ import orjson
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+
+from noria.engine.wire.broker import BrokerUnavailable
+from noria.engine.wire.record_store import RecordsFull
 
 
 class GatewayError(Exception):
@@ -57,6 +62,10 @@ class InvalidRequest(GatewayError):
 
 class UnsupportedParameter(InvalidRequest):
     code = "unsupported_parameter"
+
+
+class StorageFull(InvalidRequest):
+    code = "storage_limit_exceeded"
 
 
 class ContextLengthExceeded(InvalidRequest):
@@ -111,6 +120,15 @@ class BodyTooLarge(GatewayError):
     status = 413
     type = "invalid_request_error"
     code = "request_too_large"
+
+
+class UnsupportedEncoding(GatewayError):
+    status = 415
+    type = "invalid_request_error"
+    code = "unsupported_content_encoding"
+
+    def headers(self) -> dict[str, str]:
+        return {"accept-encoding": "gzip, deflate"}
 
 
 class Overloaded(GatewayError):
@@ -182,6 +200,15 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     async def _routing(request: Request, error: HTTPException) -> Response:
         return _routing_error(request.method, request.url.path, error.status_code, error.headers)
+
+    @app.exception_handler(BrokerUnavailable)
+    async def _store_away(_: Request, __: BrokerUnavailable) -> Response:
+        return respond(Overloaded(STORE_AWAY, retry_after=2))
+
+    @app.exception_handler(RecordsFull)
+    async def _full(_: Request, error: RecordsFull) -> Response:
+        message = f"You have stored as much as is allowed ({error.limits.count} records, {error.limits.size} bytes)."
+        return respond(StorageFull(f"{message} Please delete something first."))
 
     @app.exception_handler(RequestValidationError)
     async def _validation(_: Request, error: RequestValidationError) -> Response:

@@ -13,6 +13,7 @@ import msgspec
 
 from noria.engine.wire.broker import GatewayBroker
 from noria.engine.wire.messages import GenerationRequest, SamplingParams
+from noria.engine.wire.record_store import RecordStore
 from noria.gateway.choice import TextOptions
 from noria.gateway.config import GatewaySettings
 from noria.gateway.drain import Drain
@@ -59,6 +60,7 @@ class Services:
 
     settings: GatewaySettings
     broker: GatewayBroker
+    records: RecordStore
     directory: ModelDirectory
     pump: FramePump
     metrics: GatewayMetrics

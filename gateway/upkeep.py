@@ -37,6 +37,7 @@ class Upkeep:
         await self._services.lingering.stop()
         await self._services.pump.drain(timeout=2.0)
         await cancel_and_wait(*self._tasks)
+        await self._services.records.close()
         await self._services.broker.close()
 
     async def _run(self) -> None:

@@ -61,10 +61,10 @@ class Script:
         return ("EVALSHA", self.sha, 1, key, *args)
 
 
-def _load(name: str, *, prelude: bool = True) -> Script:
+def _load(name: str, *, prelude: str | None = "prelude") -> Script:
     text = (LUA / f"{name}.lua").read_text()
-    if prelude:
-        text = (LUA / "prelude.lua").read_text() + text
+    if prelude is not None:
+        text = (LUA / f"{prelude}.lua").read_text() + text
     return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
@@ -76,9 +76,15 @@ RELEASE = _load("release")
 LEASE = _load("lease")
 SNAPSHOT = _load("snapshot")
 POSITION = _load("position")
-REGISTER = _load("pools", prelude=False)
-LOG = _load("log", prelude=False)
-SCRIPTS = (ENQUEUE, CLAIM, PROGRESS, CANCEL, RELEASE, LEASE, SNAPSHOT, POSITION, REGISTER, LOG)
+REGISTER = _load("pools", prelude=None)
+LOG = _load("log", prelude=None)
+RECORD_PUT = _load("record_put", prelude="records_prelude")
+RECORD_DROP = _load("record_drop", prelude="records_prelude")
+RECORD_TOUCH = _load("record_touch", prelude="records_prelude")
+RECORD_CHUNK = _load("record_chunk", prelude="records_prelude")
+RECORD_PAGE = _load("record_page", prelude="records_prelude")
+_RECORDS = (RECORD_PUT, RECORD_DROP, RECORD_TOUCH, RECORD_CHUNK, RECORD_PAGE)
+SCRIPTS = (ENQUEUE, CLAIM, PROGRESS, CANCEL, RELEASE, LEASE, SNAPSHOT, POSITION, REGISTER, LOG, *_RECORDS)
 _TEXT_BY_SHA = {s.sha: s.text for s in SCRIPTS}
 
 

@@ -71,3 +71,18 @@ def is_log(key: str) -> bool:
 def record(tenant: str, name: str) -> str:
     """STRING: what a gateway remembers for a tenant under a name."""
     return f"noria:{{{quote(tenant, safe='/:@+=,~. ')}}}:record:{name}"
+
+
+def records(tenant: str, kind: str) -> str:
+    """Prefix of the keys under which all records of one kind lie, in the tenant's slot."""
+    return f"noria:{{{quote(tenant, safe='/:@+=,~. ')}}}:records:{kind}:"
+
+
+def entry(tenant: str, kind: str, part: str, record_id: str) -> str:
+    """HASH: one record (`body`, `version`, `created`)."""
+    return f"{records(tenant, kind)}entry:{part}/{record_id}"
+
+
+def chunks(tenant: str, kind: str, part: str, record_id: str) -> str:
+    """LIST: the bytes that belong to a record, in pieces."""
+    return f"{records(tenant, kind)}chunks:{part}/{record_id}"
