@@ -42,6 +42,7 @@ class EngineConfig(BaseSettings):
     drain_timeout: float = Field(
         30.0, ge=0, le=86_400, description="Time for running requests to end after SIGTERM; then they are handed back"
     )
+    trace_iterations: str = Field("", description="Append a log of every iteration to this file, for `noria trace`")
     progress_fd: int = Field(
         -1, validation_alias="NORIA_PROGRESS_FD", description="Descriptor for load progress as JSON lines; -1: log it"
     )

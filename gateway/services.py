@@ -70,27 +70,51 @@ class Services:
 
     def generation(self, tenant: Tenant, question: Question, group: str, ticket: Ticket | None) -> Generation:
         """The answer's generation. Its requests are named after `group`. Nothing is sent before it is entered."""
-        names = [f"{group}-{place}" for place in range(question.num_choices)]
-        card = question.model.card
-        follows = ticket is not None and ticket.following
-        origin: Origin
+        prompt_tokens = [len(prompt) for prompt in question.prompts]
         if ticket is not None and ticket.following:
-            origin = Followed(self.broker, self.pump, card, names, ticket)
-        else:
-            requests = self._requests(tenant, question, names, logged=ticket is not None)
-            origin = Queued(self.broker, self.pump, card, requests, ticket)
+            return self.following(question.model, question.options, prompt_tokens, question.num_choices, group, ticket)
+        names = _names(group, question.num_choices)
+        requests = self._requests(tenant, question, names, logged=ticket is not None)
+        origin = Queued(self.broker, self.pump, question.model.card, requests, ticket)
+        backlog = self.settings.max_stream_backlog
+        return self._generation(origin, question.model, question.options, prompt_tokens, names, ticket, backlog)
+
+    def following(
+        self,
+        model: ServedModel,
+        options: TextOptions,
+        prompt_tokens: Sequence[int],
+        num_choices: int,
+        group: str,
+        ticket: Ticket,
+    ) -> Generation:
+        """The generation of an answer that another connection began."""
+        names = _names(group, num_choices)
+        origin = Followed(self.broker, self.pump, model.card, names, ticket)
+        backlog = model.card.max_model_len * num_choices  # what is read again may come all at once
+        return self._generation(origin, model, options, prompt_tokens, names, ticket, backlog)
+
+    def _generation(
+        self,
+        origin: Origin,
+        model: ServedModel,
+        options: TextOptions,
+        prompt_tokens: Sequence[int],
+        names: Sequence[str],
+        ticket: Ticket | None,
+        max_backlog: int,
+    ) -> Generation:
         return Generation(
             origin,
             self.lingering,
             self.metrics,
-            question.model,
+            model,
             names,
-            [len(prompt) for prompt in question.prompts],
-            question.options,
+            prompt_tokens,
+            options,
             ticket=ticket,
             timeout=self.settings.request_timeout,
-            # What is read again may come all at once.
-            max_backlog=card.max_model_len * len(names) if follows else self.settings.max_stream_backlog,
+            max_backlog=max_backlog,
         )
 
     def _requests(
@@ -124,3 +148,7 @@ class Services:
             param = "n" if n > 1 else "prompt"
             message = f"Invalid '{param}': {num_prompts * n} choices are more than the {limit} allowed in one request."
             raise InvalidRequest(message, param=param, code="integer_above_max_value")
+
+
+def _names(group: str, num_choices: int) -> list[str]:
+    return [f"{group}-{place}" for place in range(num_choices)]

@@ -13,10 +13,12 @@ import orjson
 from fastapi import APIRouter, Request, Response
 
 from noria.engine.wire.messages import Usage
-from noria.gateway.answering import Identity, respond
+from noria.gateway.answering import Answer, Identity, respond
 from noria.gateway.choice import Delta, ScoredToken
+from noria.gateway.collect import collect
 from noria.gateway.delivery import delivery
 from noria.gateway.dependencies import ServicesDep, TenantDep, json_object
+from noria.gateway.generation import Generation
 from noria.gateway.model_directory import ServedModel
 from noria.gateway.prompts import checked_ids, room_left, text_prompt
 from noria.gateway.sampling import check_stop_count, sampling_params, text_options
@@ -73,7 +75,7 @@ class _Echo:
     num_hidden: int  # leading tokens that the client did not write: the BOS token
 
 
-class _Answer:
+class _Answer(Answer):
     def __init__(
         self, request: CompletionRequest, model: ServedModel, prompts: list[list[int]], identity: Identity
     ) -> None:
@@ -92,7 +94,8 @@ class _Answer:
         self._echoes = [_echo(model, prompt, ids) for prompt, ids in given] if request.echo else []
         self._begun: set[int] = set()
 
-    def whole(self, choices: Sequence[Delta], usage: Usage) -> dict[str, Any]:
+    async def whole(self, generation: Generation) -> dict[str, Any]:
+        choices, usage = await collect(generation), generation.usage()
         listed = []
         for choice in choices:
             logprobs = self._with_prompt(choice, first=True)
@@ -112,7 +115,7 @@ class _Answer:
             event += self._chunks.text(delta, b"null" if logprobs is None else orjson.dumps(logprobs))
         return event
 
-    def closing(self, usage: Usage) -> bytes:
+    async def closing(self, usage: Usage) -> bytes:
         return (self._chunks.usage(usage) if self._request.include_usage else b"") + DONE
 
     def _with_prompt(self, delta: Delta, *, first: bool) -> dict[str, Any] | None:
