@@ -143,7 +143,7 @@ class ModelCard(msgspec.Struct, frozen=True):
     policy: str
     fingerprint: str  # system_fingerprint: weights, precision and version
     embedding_size: int = 0  # numbers in a pooled request's vector; 0: this model gives none
-    pooling: str = "mean"  # how vectors are made unless a request says otherwise: "mean" or "last"
+    pooling: str = "mean"  # how this model's vectors are to be made: "mean" or "last"
     wire_version: int = WIRE_VERSION
 
 
