@@ -49,6 +49,7 @@ class LiveRequest:
         # A fulfilled grammar leaves nothing but the end of the sequence, which then ends the request in any case.
         if not params.ignore_eos or params.grammar is not None:
             stops.update(card.eos_token_ids)
+        owner = () if request.cache_group else (request.tenant,)
         scheduled = Request(
             id=scheduler_id,
             tokens=[*request.prompt, *delivered],
@@ -57,7 +58,7 @@ class LiveRequest:
             class_rank=CLASSES.index(request.service_class),
             stop_ids=frozenset(stops),
             min_tokens=params.min_tokens if params.grammar is None else 0,
-            salt=msgspec.msgpack.encode((request.tenant, request.cache_salt)),
+            salt=msgspec.msgpack.encode((request.cache_salt, request.cache_group, *owner)),
             # A mean, or the scores of a prompt, need every position computed.
             reuse_prefix=params.prompt_logprobs is None and request.pooling != "mean",
         )
