@@ -31,10 +31,12 @@ from noria.gateway.tickets import Ticket, TicketOffice
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Whom a request belongs to. `weight` is its share of a busy queue against other tenants'."""
+    """Whom a request belongs to. `weight` is its share of a busy queue against other tenants'. It shares cached
+    prefixes with the tenants of its `cache_group`, if it has one."""
 
     id: str = "default"
     weight: float = 1.0
+    cache_group: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,7 @@ class Services:
                 priority=fields.priority,
                 deadline_ms=deadline_ms,
                 cache_salt=fields.cache_salt or "",
+                cache_group=tenant.cache_group,
                 weight=tenant.weight,
                 logged=logged,
             )
