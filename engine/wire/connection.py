@@ -78,13 +78,14 @@ SNAPSHOT = _load("snapshot")
 POSITION = _load("position")
 REGISTER = _load("pools", prelude=None)
 LOG = _load("log", prelude=None)
+WATCH = _load("watch", prelude=None)
 RECORD_PUT = _load("record_put", prelude="records_prelude")
 RECORD_DROP = _load("record_drop", prelude="records_prelude")
 RECORD_TOUCH = _load("record_touch", prelude="records_prelude")
 RECORD_CHUNK = _load("record_chunk", prelude="records_prelude")
 RECORD_PAGE = _load("record_page", prelude="records_prelude")
 _RECORDS = (RECORD_PUT, RECORD_DROP, RECORD_TOUCH, RECORD_CHUNK, RECORD_PAGE)
-SCRIPTS = (ENQUEUE, CLAIM, PROGRESS, CANCEL, RELEASE, LEASE, SNAPSHOT, POSITION, REGISTER, LOG, *_RECORDS)
+SCRIPTS = (ENQUEUE, CLAIM, PROGRESS, CANCEL, RELEASE, LEASE, SNAPSHOT, POSITION, REGISTER, LOG, WATCH, *_RECORDS)
 _TEXT_BY_SHA = {s.sha: s.text for s in SCRIPTS}
 
 
