@@ -33,7 +33,9 @@ log = structlog.get_logger(__name__)
 HOLD = 15.0
 """Seconds after which a gateway that says nothing is taken for dead."""
 
-_EVERY = 4.0
+EVERY = 4.0
+"""Seconds between two looks at what others left."""
+
 _AT_ONCE = 16
 """Responses of dead gateways that one takes over at a time."""
 
@@ -121,7 +123,7 @@ class Background:
                 for name in await self._watches.hold(list(self._runs), take=_AT_ONCE):
                     if name not in self._runs:
                         self._start(name, self._take_over(name))
-            await asyncio.sleep(_EVERY)
+            await asyncio.sleep(EVERY)
 
     async def stop(self) -> None:
         """The gateway ends: others go on."""

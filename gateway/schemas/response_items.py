@@ -16,7 +16,7 @@ MAX_ITEMS = 4096
 """Items in one request at most."""
 
 _CONTENT = ("input_text", "output_text", "text", "refusal", "input_file", "reasoning_text", "summary_text")
-_ITEMS = ("message", "function_call", "function_call_output", "reasoning", "item_reference", "compaction")
+_ITEMS = ("message", "function_call", "function_call_output", "reasoning", "compaction", "compaction_summary")
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 ItemId = Annotated[str, Field(min_length=1, max_length=128)]
@@ -135,10 +135,16 @@ def _with_type(value: Any) -> Any:
     return value
 
 
+NewItem = Annotated[
+    MessageItem | FunctionCallItem | FunctionOutputItem | ReasoningItem | CompactionItem,
+    Field(discriminator="type"),
+    _of_type(_ITEMS, "an item", ""),
+    BeforeValidator(_with_type),
+]
 Item = Annotated[
     MessageItem | FunctionCallItem | FunctionOutputItem | ReasoningItem | CompactionItem | ItemReference,
     Field(discriminator="type"),
-    _of_type(_ITEMS, "an item", ""),
+    _of_type((*_ITEMS, "item_reference"), "an item", ""),
     BeforeValidator(_with_type),
 ]
 Items = Annotated[list[Item], FIRST_FAULT, at_most(MAX_ITEMS)]
