@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -18,11 +19,13 @@ from noria.engine.execution.model_runner import ModelRunner
 from noria.engine.execution.step import RowInput, StepInput
 from noria.engine.memory import kv_bytes
 from noria.engine.models.load import inspect, load
+from noria.engine.models.pooling import PoolingKind, trained_pooling
 from noria.engine.models.source import ModelSource, resolve
 from noria.engine.models.spec import ModelSpec
 from noria.engine.scheduling.kv_blocks import KVBlocks
 from noria.engine.scheduling.policy import POLICIES
 from noria.engine.scheduling.scheduler import Scheduler
+from noria.engine.trace import IterationLog, TraceStart
 from noria.engine.wire.messages import ModelCard, TokenizerFiles
 from noria.kernels import ops
 
@@ -39,6 +42,7 @@ class Plan:
     max_model_len: int
     num_blocks: int
     kv_bytes: int
+    pooling: PoolingKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +76,27 @@ def plan(config: EngineConfig) -> Plan:
     # What the pool cannot hold can never run: the context that clients are told is the one they can use.
     max_model_len = min(max_model_len, num_blocks * config.block_size)
     name, *aliases = config.served_names or (source.name,)
-    return Plan(config, source, spec, name, tuple(aliases), max_model_len, num_blocks, num_blocks * block_bytes)
+    pooling = (trained_pooling(source) or "mean") if config.pooling == "auto" else config.pooling
+    return Plan(
+        config, source, spec, name, tuple(aliases), max_model_len, num_blocks, num_blocks * block_bytes, pooling
+    )
+
+
+def open_trace(plan: Plan) -> IterationLog | None:
+    """The iteration log, if one is wanted. Raises ValueError where it cannot be written."""
+    config = plan.config
+    if not config.trace_iterations:
+        return None
+    start = TraceStart(
+        model=plan.name,
+        policy=config.policy,
+        max_batch_size=config.max_batch_size,
+        max_batch_tokens=config.max_batch_tokens,
+        num_blocks=plan.num_blocks,
+        block_size=config.block_size,
+        started=time.time(),
+    )
+    return IterationLog(Path(config.trace_iterations).expanduser(), start)
 
 
 def assemble(plan: Plan, progress: Callable[[int, int], None] | None = None) -> Assembly:
@@ -106,5 +130,9 @@ def assemble(plan: Plan, progress: Callable[[int, int], None] | None = None) -> 
         reserve_output=policy.reserve_output,
         policy=policy.name,
         fingerprint=loaded.fingerprint,
+        embedding_size=spec.hidden_size,
+        pooling=plan.pooling,
+        tool_parser=config.tool_parser,
+        reasoning_parser=config.reasoning_parser,
     )
     return Assembly(card, loaded.tokenizer_files, scheduler, executor)

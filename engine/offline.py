@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from time import perf_counter
 
-from noria.engine.assembly import assemble, plan
+from noria.engine.assembly import assemble, open_trace, plan
 from noria.engine.config import EngineConfig
 from noria.engine.execution.step import StepInput
 from noria.engine.live import LiveRequest
+from noria.engine.trace import Times
 from noria.engine.wire.messages import Claimed, GenerationRequest, SamplingParams
 
 
@@ -27,11 +29,22 @@ class OfflineEngine:
     """A model in this process. Raises what `assembly.plan` raises."""
 
     def __init__(self, config: EngineConfig) -> None:
-        assembly = assemble(plan(config))
+        planned = plan(config)
+        self._trace = open_trace(planned)
+        assembly = assemble(planned)
         self.card = assembly.card
         self.tokenizer_files = assembly.tokenizer_files
         self._scheduler = assembly.scheduler
         self._executor = assembly.executor
+
+    def embed(self, prompts: Sequence[list[int]], pooling: str) -> list[bytes]:
+        """One vector per prompt, each little-endian float32, not normalised. Raises as `generate`."""
+        params = SamplingParams(max_tokens=0)
+        requests = [
+            GenerationRequest(str(index), self.card.id, prompt, params, gateway="", pooling=pooling)
+            for index, prompt in enumerate(prompts)
+        ]
+        return [live.pooled for live in self._run(requests)]
 
     def generate(
         self, prompts: Sequence[list[int]], params: SamplingParams | Sequence[SamplingParams]
@@ -42,23 +55,38 @@ class OfflineEngine:
         one that the model cannot compute.
         """
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
+        requests = [
+            GenerationRequest(str(index), self.card.id, prompt, sampling, gateway="")
+            for index, (prompt, sampling) in enumerate(zip(prompts, each, strict=True))
+        ]
+        done = [live.scheduled for live in self._run(requests)]
+        return [Generated(r.tokens[r.num_prompt :], r.finish or "") for r in done]
+
+    def _run(self, requests: Sequence[GenerationRequest]) -> list[LiveRequest]:
         live: dict[str, LiveRequest] = {}
-        for index, (prompt, sampling) in enumerate(zip(prompts, each, strict=True)):
-            request = GenerationRequest(str(index), self.card.id, prompt, sampling, gateway="")
+        for request in requests:
             live[request.id] = LiveRequest.start(Claimed(request, 1, []), self.card, request.id)
             self._scheduler.add(live[request.id].scheduled)
         while len(self._scheduler):
+            started = perf_counter()
             batch = self._scheduler.select()
             if batch is None:
                 raise RuntimeError("the scheduler stands still with requests alive")
+            selected = perf_counter()
             rows = [live[row.request.id].row(row, self.card) for row in batch.rows]
             outputs = self._executor.run(StepInput(rows, batch.num_decode_rows))
+            times = Times(selected - started, perf_counter() - selected)
             if failed := [output.error for output in outputs if output.error]:
                 raise RuntimeError(failed[0])
+            for row, output in zip(batch.rows, outputs, strict=True):
+                live[row.request.id].note_prompt(row, output)
             self._scheduler.complete(batch, [output.token_ids for output in outputs])
+            if self._trace is not None:
+                self._trace.record(batch, outputs, self._scheduler, times)
         self._scheduler.check()
-        done = [live[str(index)].scheduled for index in range(len(prompts))]
-        return [Generated(r.tokens[r.num_prompt :], r.finish or "") for r in done]
+        return list(live.values())
 
     def close(self) -> None:
         self._executor.close()
+        if self._trace is not None:
+            self._trace.close()
