@@ -1,4 +1,4 @@
-/* Causal attention of ragged rows over a paged KV cache of halves, and the writing of that cache.
+/* Causal attention of ragged rows over a paged KV cache of floats or halves, and the writing of that cache.
  *
  * A layer's pools: keys [pages, Hk, D, 16] (transposed inside a page of 16 tokens, so that the scores of 16 keys need
  * no sums across lanes), values [pages, Hk, 16, D]. D is a multiple of 8.
@@ -16,18 +16,22 @@ enum { TILE = 6 };
 
 typedef struct {
     const float *q;                 /* [T, Hq, D], tokens q_stride apart */
-    const uint16_t *keys, *values;  /* the layer's pools */
+    const void *keys, *values;      /* the layer's pools */
     const int32_t *query_start;     /* [R + 1] */
     const int32_t *kv_lens;         /* [R] */
     const int32_t *block_table;     /* [R, table_width]: pages */
     float *out;                     /* [T, Hq, D] */
     int64_t q_stride, table_width;
-    int num_heads, num_kv_heads, head_dim;
+    int num_heads, num_kv_heads, head_dim, half;
     float scale;
 } Attention;
 
+INLINE __m256 load(const int half, const void *pool, int64_t index) {
+    return half ? half8((const uint16_t *)pool + index) : _mm256_loadu_ps((const float *)pool + index);
+}
+
 /* N queries of one KV head, row i at q[i], seeing the first limit[i] keys (ascending). scores: N x padded floats. */
-INLINE void attend(const Attention *job, const int N, const float *const *q, const int32_t *limit, float *const *out,
+INLINE void attend(const Attention *job, const int half, const int N, const float *const *q, const int32_t *limit, float *const *out,
                    const int32_t *table, int kv_head, float *scores, int64_t padded) {
     const int dim = job->head_dim;
     const int64_t page_values = (int64_t)job->num_kv_heads * dim * PAGE, head = (int64_t)kv_head * dim * PAGE;
@@ -39,14 +43,15 @@ INLINE void attend(const Attention *job, const int N, const float *const *q, con
     for (int i = 0; i < N; i++) most[i] = least;
 
     for (int32_t page = 0; page < pages; page++) {
-        const uint16_t *k = job->keys + table[page] * page_values + head;
-        const uint16_t *next = page + 1 < pages ? job->keys + table[page + 1] * page_values + head : k;
+        int64_t k = table[page] * page_values + head;
+        const int64_t width = half ? 2 : 4, following = page + 1 < pages ? table[page + 1] * page_values + head : k;
+        const char *next = (const char *)job->keys + following * width;
         __m256 acc[TILE][2];
 #pragma GCC unroll 6
         for (int i = 0; i < N; i++) acc[i][0] = acc[i][1] = _mm256_setzero_ps();
         for (int d = 0; d < dim; d++, k += PAGE) {
-            if (d % 2 == 0) _mm_prefetch((const char *)(next + (int64_t)d * PAGE), _MM_HINT_T0);
-            __m256 k0 = half8(k), k1 = half8(k + 8);
+            if (!half || d % 2 == 0) _mm_prefetch(next + (int64_t)d * PAGE * width, _MM_HINT_T0);
+            __m256 k0 = load(half, job->keys, k), k1 = load(half, job->keys, k + 8);
 #pragma GCC unroll 6
             for (int i = 0; i < N; i++) {
                 __m256 value = _mm256_broadcast_ss(q[i] + d);
@@ -82,8 +87,9 @@ INLINE void attend(const Attention *job, const int N, const float *const *q, con
         int32_t j = 0;
         /* All queries see these keys; the few keys at the end, that some do not, are added one query at a time. */
         for (; j < limit[0]; j++) {
-            const uint16_t *v = job->values + table[j / PAGE] * page_values + head + (int64_t)(j % PAGE) * dim + d;
-            __m256 v0 = half8(v), v1 = wide ? half8(v + 8) : _mm256_setzero_ps();
+            const int64_t v = table[j / PAGE] * page_values + head + (int64_t)(j % PAGE) * dim + d;
+            __m256 v0 = load(half, job->values, v);
+            __m256 v1 = wide ? load(half, job->values, v + 8) : _mm256_setzero_ps();
 #pragma GCC unroll 6
             for (int i = 0; i < N; i++) {
                 __m256 weight = _mm256_broadcast_ss(scores + i * padded + j);
@@ -92,8 +98,9 @@ INLINE void attend(const Attention *job, const int N, const float *const *q, con
             }
         }
         for (; j < longest; j++) {
-            const uint16_t *v = job->values + table[j / PAGE] * page_values + head + (int64_t)(j % PAGE) * dim + d;
-            __m256 v0 = half8(v), v1 = wide ? half8(v + 8) : _mm256_setzero_ps();
+            const int64_t v = table[j / PAGE] * page_values + head + (int64_t)(j % PAGE) * dim + d;
+            __m256 v0 = load(half, job->values, v);
+            __m256 v1 = wide ? load(half, job->values, v + 8) : _mm256_setzero_ps();
 #pragma GCC unroll 6
             for (int i = 0; i < N; i++)
                 if (j < limit[i]) {
@@ -110,18 +117,21 @@ INLINE void attend(const Attention *job, const int N, const float *const *q, con
     }
 }
 
-static __attribute__((noinline)) void attend_n(const Attention *job, int n, const float *const *q, const int32_t *limit,
-                                               float *const *out, const int32_t *table, int kv_head, float *scores,
-                                               int64_t padded) {
-    switch (n) {
-    case 1: attend(job, 1, q, limit, out, table, kv_head, scores, padded); break;
-    case 2: attend(job, 2, q, limit, out, table, kv_head, scores, padded); break;
-    case 3: attend(job, 3, q, limit, out, table, kv_head, scores, padded); break;
-    case 4: attend(job, 4, q, limit, out, table, kv_head, scores, padded); break;
-    case 5: attend(job, 5, q, limit, out, table, kv_head, scores, padded); break;
-    default: attend(job, 6, q, limit, out, table, kv_head, scores, padded); break;
+#define ATTEND(NAME, HALF)                                                                                             \
+    static __attribute__((noinline)) void NAME(const Attention *job, int n, const float *const *q,                     \
+                                               const int32_t *limit, float *const *out, const int32_t *table,          \
+                                               int kv_head, float *scores, int64_t padded) {                           \
+        switch (n) {                                                                                                   \
+        case 1: attend(job, HALF, 1, q, limit, out, table, kv_head, scores, padded); break;                            \
+        case 2: attend(job, HALF, 2, q, limit, out, table, kv_head, scores, padded); break;                            \
+        case 3: attend(job, HALF, 3, q, limit, out, table, kv_head, scores, padded); break;                            \
+        case 4: attend(job, HALF, 4, q, limit, out, table, kv_head, scores, padded); break;                            \
+        case 5: attend(job, HALF, 5, q, limit, out, table, kv_head, scores, padded); break;                            \
+        default: attend(job, HALF, 6, q, limit, out, table, kv_head, scores, padded); break;                           \
+        }                                                                                                              \
     }
-}
+ATTEND(attend_floats, 0)
+ATTEND(attend_halves, 1)
 
 /* Queries [first, end) of a row, all heads that share `kv_head`, six (query, head) pairs at a time. */
 static void attend_queries(const Attention *job, int row, int first, int end, int kv_head, float *scores,
@@ -140,18 +150,19 @@ static void attend_queries(const Attention *job, int row, int first, int end, in
             out[i] = job->out + ((int64_t)(start + query) * job->num_heads + h) * job->head_dim;
             limit[i] = computed + query + 1;
         }
-        attend_n(job, n, q, limit, out, job->block_table + row * job->table_width, kv_head, scores, padded);
+        const int32_t *table = job->block_table + row * job->table_width;
+        (job->half ? attend_halves : attend_floats)(job, n, q, limit, out, table, kv_head, scores, padded);
     }
 }
 
 /* Attention of T tokens in R rows. tasks [num_tasks, 3]: (row, first query, end), the longest first. `longest` is the
  * largest kv_len. Returns 0, or 1 where there is no memory for the scores. */
-NORIA_API int noria_attention(const float *q, int64_t q_stride, const uint16_t *keys, const uint16_t *values,
+NORIA_API int noria_attention(const float *q, int64_t q_stride, const void *keys, const void *values, int half,
                               const int32_t *query_start, const int32_t *kv_lens, const int32_t *block_table,
                               int64_t table_width, const int32_t *tasks, int64_t num_tasks, int num_heads,
                               int num_kv_heads, int head_dim, float scale, int64_t longest, float *out, int threads) {
     const Attention job = {q, keys, values, query_start, kv_lens, block_table, out, q_stride, table_width,
-                           num_heads, num_kv_heads, head_dim, scale};
+                           num_heads, num_kv_heads, head_dim, half, scale};
     const int64_t padded = (longest + PAGE - 1) / PAGE * PAGE, all = num_tasks * num_kv_heads;
     int failed = 0;
 #pragma omp parallel num_threads(threads)
@@ -177,7 +188,7 @@ NORIA_API int noria_attention(const float *q, int64_t q_stride, const uint16_t *
  * `rotary` stay. cos_sin [positions, rotary]: cosines, then sines. slots [T]: page * 16 + place. */
 NORIA_API void noria_rope_write_kv(float *qkv, const float *cos_sin, const int64_t *positions, const int64_t *slots,
                                    int64_t num_tokens, int num_heads, int num_kv_heads, int head_dim, int rotary,
-                                   uint16_t *keys, uint16_t *values, int threads) {
+                                   void *keys, void *values, int half_kv, int threads) {
     const int half = rotary / 2;
 #pragma omp parallel for schedule(static) num_threads(threads) if (num_tokens >= 8)
     for (int64_t t = 0; t < num_tokens; t++) {
@@ -194,13 +205,16 @@ NORIA_API void noria_rope_write_kv(float *qkv, const float *cos_sin, const int64
         const int64_t page = slots[t] / PAGE, place = slots[t] % PAGE;
         for (int h = 0; h < num_kv_heads; h++) {
             const float *k = token + (int64_t)(num_heads + h) * head_dim, *v = k + (int64_t)num_kv_heads * head_dim;
-            uint16_t *to_keys = keys + (page * num_kv_heads + h) * head_dim * PAGE + place;
-            uint16_t *to_values = values + ((page * num_kv_heads + h) * PAGE + place) * head_dim;
-            for (int d = 0; d < head_dim; d += 8) {
-                uint16_t halves[8];
-                _mm_storeu_si128((__m128i *)halves, _mm256_cvtps_ph(_mm256_loadu_ps(k + d), 0));
-                for (int i = 0; i < 8; i++) to_keys[(d + i) * PAGE] = halves[i];
-                _mm_storeu_si128((__m128i *)(to_values + d), _mm256_cvtps_ph(_mm256_loadu_ps(v + d), 0));
+            const int64_t to_keys = (page * num_kv_heads + h) * head_dim * PAGE + place;
+            const int64_t to_values = ((page * num_kv_heads + h) * PAGE + place) * head_dim;
+            for (int d = 0; d < head_dim; d++) {
+                if (half_kv) {
+                    ((uint16_t *)keys)[to_keys + (int64_t)d * PAGE] = to_half(k[d]);
+                    ((uint16_t *)values)[to_values + d] = to_half(v[d]);
+                } else {
+                    ((float *)keys)[to_keys + (int64_t)d * PAGE] = k[d];
+                    ((float *)values)[to_values + d] = v[d];
+                }
             }
         }
     }

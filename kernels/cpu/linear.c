@@ -308,8 +308,6 @@ NORIA_API void noria_linear(int kind, const void *data, const float *bias, int64
 
 /* --- packing ----------------------------------------------------------------------------------------------------- */
 
-INLINE uint16_t to_half(float value) { return (uint16_t)_mm_extract_epi16(_mm_cvtps_ph(_mm_set_ss(value), 0), 0); }
-
 /* Rows [first, first + rows) of a float32 weight into their places; `kind` is F32 or F16. `first` is a multiple of 16
  * or the rows before it are there already; `packed` was zeroed. */
 NORIA_API void noria_pack_floats(int kind, const float *weight, int64_t first, int64_t rows, int64_t in, void *packed) {

@@ -17,6 +17,8 @@ enum { PANEL = 16, PAGE = 16 };
 
 INLINE __m256 half8(const void *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
 
+INLINE uint16_t to_half(float value) { return (uint16_t)_mm_extract_epi16(_mm_cvtps_ph(_mm_set_ss(value), 0), 0); }
+
 /* e^x for x <= 0 and -inf (0): 2^n * 2^f with a polynomial of degree 6 on |f| <= 1/2 * ln 2; error below 2 ulp. */
 INLINE __m256 exp8(__m256 x) {
     const __m256 least = _mm256_set1_ps(-87.33654f);
