@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from noria.gateway.schemas.strict import FIRST_FAULT, RequestBody, Strict, at_most
+from noria.gateway.schemas.prompted import PromptedRequest
+from noria.gateway.schemas.strict import FIRST_FAULT, Strict, at_most
 
 MAX_LOGPROBS = 20
 """Alternatives per token at most."""
@@ -19,8 +20,7 @@ REFUSED = {
     "chat_template": "is refused: the model's own template is always used",
     "guided_json": "is not supported by this server", "guided_regex": "is not supported by this server",
     "guided_choice": "is not supported by this server", "guided_grammar": "is not supported by this server",
-    "structured_outputs": "is not supported by this server", "prompt_logprobs": "is not supported by this server",
-    "return_token_ids": "is not supported by this server", "logits_processors": "is not supported by this server",
+    "structured_outputs": "is not supported by this server", "logits_processors": "is not supported by this server",
     "use_beam_search": "is not supported by this server", "length_penalty": "is not supported by this server",
     "allowed_token_ids": "is not supported by this server", "bad_words": "is not supported by this server",
 }  # fmt: skip
@@ -33,7 +33,7 @@ def combination(param: str, message: str) -> PydanticCustomError:
 
 class StreamOptions(Strict):
     include_usage: bool = False
-    include_obfuscation: Literal[False] = False
+    include_obfuscation: bool = False
 
 
 def _stop_list(value: Any) -> Any:
@@ -43,14 +43,11 @@ def _stop_list(value: Any) -> Any:
 StopString = Annotated[str, Field(min_length=1, max_length=1024)]
 
 
-class SamplingFields(RequestBody):
-    """`temperature`, `top_p` and the penalties have OpenAI's ranges; `top_k` to `priority` are vLLM's extras.
-
-    `priority`: a lower number is served earlier within its class. `truncate_prompt_tokens` keeps the last tokens of a
-    prompt (-1: as many as the context holds); `cache_salt` keeps its blocks in the prefix cache apart from others'.
+class SamplingFields(PromptedRequest):
+    """`temperature`, `top_p` and the penalties have OpenAI's ranges; `top_k` to `cache_salt` are vLLM's extras. A
+    `cache_salt` keeps a prompt's blocks in the prefix cache apart from others'.
     """
 
-    model: str = Field(min_length=1, max_length=512)
     max_tokens: int | None = Field(None, ge=1)
     temperature: float = Field(1.0, ge=0, le=2)
     top_p: float = Field(1.0, ge=0, le=1)
@@ -62,7 +59,6 @@ class SamplingFields(RequestBody):
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
     stream: bool = False
     stream_options: StreamOptions | None = None
-    user: str | None = Field(None, max_length=4096)
     service_tier: Literal["auto", "default", "flex", "priority"] = "auto"
 
     top_k: int = Field(0, ge=-1, le=2**31 - 1)
@@ -74,8 +70,8 @@ class SamplingFields(RequestBody):
     skip_special_tokens: bool = True
     spaces_between_special_tokens: Literal[True] = True
     include_stop_str_in_output: bool = False
-    priority: int = Field(0, ge=-(2**31), le=2**31 - 1)
-    truncate_prompt_tokens: int | None = Field(None, ge=-1)
+    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    return_token_ids: bool = False
     cache_salt: str | None = Field(None, min_length=1, max_length=512)
 
     @field_validator("logit_bias")
@@ -85,13 +81,6 @@ class SamplingFields(RequestBody):
             if not (key.isascii() and key.isdigit() and len(key) <= 10):
                 shown = {"key": repr(key[:32])}
                 raise PydanticCustomError("logit_bias_key", "keys must be token ids, got {key}", shown)
-        return value
-
-    @field_validator("truncate_prompt_tokens")
-    @classmethod
-    def _keeps_something(cls, value: int | None) -> int | None:
-        if value == 0:
-            raise PydanticCustomError("truncate", "a prompt needs a token: expected -1 or a number above 0")
         return value
 
     @model_validator(mode="after")
@@ -113,6 +102,10 @@ class SamplingFields(RequestBody):
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def obfuscates(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_obfuscation
 
     @property
     def service_class(self) -> str:
