@@ -78,8 +78,15 @@ def test_whatever_the_masks_allow_matches(smollm_grammars, smollm_walker, gramma
 
 def test_white_space_in_json_is_bounded(smollm_grammars, smollm_tokenizer) -> None:
     matcher = smollm_grammars.compile(Grammar("json_object")).result(60).matcher(smollm_tokenizer.encode("{"))
-    tab = smollm_tokenizer.encode("\t")
-    assert sum(matcher.accept(tab) for _ in range(50)) == 8
+    space = smollm_tokenizer.encode(" ")
+    assert sum(matcher.accept(space) for _ in range(50)) == 8
+
+
+def test_strings_of_bounded_length_hold_no_raw_control_character(smollm_grammars, smollm_tokenizer) -> None:
+    compiled = smollm_grammars.compile(Grammar("json_schema", '{"type":"string","maxLength":9}')).result(60)
+    words = compiled.matcher(smollm_tokenizer.encode('"a')).mask().words()[0]
+    texts = [smollm_tokenizer.token_bytes(token) for token in allowed(words, 49152)]
+    assert len(texts) > 10_000 and not any(byte < 32 for text in texts for byte in text)
 
 
 def test_control_tokens_and_rows_beyond_the_tokenizer_are_never_allowed(byte_grammars) -> None:
