@@ -51,8 +51,8 @@ def core() -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Compilers:
-    """Compilers of one model: `json` knows no token with a raw control character but the ends of lines, which
-    xgrammar's strings of bounded length would else let through."""
+    """Compilers of one model: `json` knows no token with a raw control character but the ends of lines, since xgrammar
+    lets them through in strings of bounded length, where JSON forbids them."""
 
     text: Any
     json: Any
@@ -95,7 +95,8 @@ def compiled(compilers: Compilers, grammar: Grammar) -> Any:
         if kind == "choice":
             return compilers.text.compile_structural_tag(_choice(text))
         if kind == "structural_tag":
-            return compilers.text.compile_structural_tag(text)
+            counts = '"minLength"' in text or '"maxLength"' in text
+            return (compilers.json if counts else compilers.text).compile_structural_tag(text)
     except MemoryError:
         raise
     except Exception as error:  # the library raises several kinds, some of them by names of its own

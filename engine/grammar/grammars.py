@@ -63,7 +63,7 @@ class Grammars:
         self._cache: OrderedDict[tuple[str, str], Future[CompiledGrammar]] = OrderedDict()
         self._filler = MaskFiller()
         self._provers = [Prover(self._setup) for _ in range(NUM_PROVERS)]
-        self._free: queue.SimpleQueue[Prover] = queue.SimpleQueue()
+        self._free: queue.LifoQueue[Prover] = queue.LifoQueue()  # so that a second process starts only for two at once
         for prover in self._provers:
             self._free.put(prover)
         self._lock = threading.Lock()  # of the compilers' making, and of the counts

@@ -18,7 +18,10 @@ from noria.gateway.grammars.errors import Unsupported, inside
 MAX_NODES = 5000
 MAX_DEPTH = 64
 MAX_ENUM = 2000
-"""Schemas inside a schema, levels of nesting, and values of all enumerations together, at most."""
+MAX_PATTERNS = 16 * 1024
+MAX_ONE_OF = 64
+"""At most, of a schema: schemas in it, levels of nesting, values of all enumerations together, characters of all
+patterns together, schemas of one `oneOf`."""
 
 ANNOTATIONS = frozenset((
     "title", "description", "default", "example", "examples", "deprecated", "readOnly", "writeOnly", "discriminator",
@@ -43,18 +46,18 @@ KEYWORDS = frozenset((*_COMBINING, *(key for keys in _OF_TYPE.values() for key i
 """Every keyword that is enforced, at least where nothing stands in its way."""
 
 
-def enforceable(schema: Any, *, native_lengths: bool = True) -> Schema:
-    """The schema in the form described above. Raises Unsupported. `native_lengths` as in `strings.string`."""
-    return _Normaliser(schema, native_lengths).whole()
+def enforceable(schema: Any) -> Schema:
+    """The schema in the form described above. Raises Unsupported."""
+    return _Normaliser(schema).whole()
 
 
 class _Normaliser:
-    def __init__(self, root: Any, native_lengths: bool) -> None:
+    def __init__(self, root: Any) -> None:
         self._root = root
-        self._native_lengths = native_lengths
         self._names: dict[str, str] = {}  # of the definitions, by the references that ask for them
         self._num_nodes = 0
         self._num_values = 0
+        self._pattern_chars = 0
 
     def whole(self) -> Schema:
         body = self.node(self._root, "#", 0)
@@ -86,15 +89,18 @@ class _Normaliser:
         if "$ref" in node and len(node) == 1:
             return {"$ref": f"#/$defs/{self._name(node['$ref'], place)}"}
         if "$ref" in node or "allOf" in node:
-            return self.node(self._conjunction(node, place), place, depth + 1)
+            return self.node(self._conjunction(node, place, depth + 1), place, depth + 1)
         if "anyOf" in node or "oneOf" in node:
             return self._alternatives(node, place, depth)
         if "const" in schema or "enum" in node:
             return self._listed({**node, **({"const": schema["const"]} if "const" in schema else {})}, place)
         return self._typed(node, place, depth)
 
-    def _conjunction(self, node: Schema, place: str) -> Schema:
+    def _conjunction(self, node: Schema, place: str, depth: int) -> Schema:
         """A schema with references and `allOf` worked into it."""
+        self._num_nodes += 1
+        if depth > MAX_DEPTH or self._num_nodes > MAX_NODES:
+            raise Unsupported("'allOf' or '$ref' lead to themselves, or too far", place)
         parts: list[Any] = [{k: v for k, v in node.items() if k not in ("$ref", "allOf")}]
         if "$ref" in node:
             parts.append(self._found(node["$ref"], place))
@@ -107,10 +113,7 @@ class _Normaliser:
                 raise Unsupported("a part of 'allOf' must be an object", place)
             bare = {k: v for k, v in part.items() if k not in ANNOTATIONS}
             if "$ref" in bare or "allOf" in bare:
-                self._num_nodes += 1
-                if self._num_nodes > MAX_NODES:
-                    raise Unsupported("references inside 'allOf' lead to themselves", place)
-                bare = self._conjunction(bare, place)
+                bare = self._conjunction(bare, place, depth + 1)
             whole = merged(whole, bare, place)
         return whole
 
@@ -122,6 +125,8 @@ class _Normaliser:
         branches = [branch for branch in self._list(node, key, place) if branch is not False]
         if not branches:
             raise Unsupported(f"'{key}' has no schema that allows anything", place)
+        if key == "oneOf" and len(branches) > MAX_ONE_OF:
+            raise Unsupported(f"'oneOf' has more than {MAX_ONE_OF} schemas", place)
         if key == "oneOf" and not apart([self._followed(branch, place) for branch in branches]):
             message = "'oneOf' is supported where types, listed values or a required property tell its schemas apart"
             raise Unsupported(f"{message}: use 'anyOf'", place)
@@ -162,8 +167,11 @@ class _Normaliser:
 
     def _of_type(self, name: str, node: Schema, place: str, depth: int) -> Schema:
         own = {key: node[key] for key in _OF_TYPE[name] if key in node}
+        self._pattern_chars += sum(len(p) for p in _patterns(own) if isinstance(p, str))
+        if self._pattern_chars > MAX_PATTERNS:
+            raise Unsupported(f"the schema's patterns have more than {MAX_PATTERNS:,} characters in all", place)
         if name == "string":
-            return strings.string(own, native_lengths=self._native_lengths, place=place)
+            return strings.string(own, place)
         if name == "integer":
             return numbers.integer(own, place)
         if name == "number":
@@ -216,6 +224,12 @@ class _Normaliser:
 def _implied(node: Schema) -> list[str]:
     """The types that an untyped schema speaks of: others would be valid, and nobody wants them."""
     return [name for name, keys in _OF_TYPE.items() if name != "integer" and any(key in node for key in keys)]
+
+
+def _patterns(node: Schema) -> list[Any]:
+    names, by_pattern = node.get("propertyNames"), node.get("patternProperties")
+    found = [node.get("pattern"), names.get("pattern") if isinstance(names, dict) else None]
+    return found + (list(by_pattern) if isinstance(by_pattern, dict) else [])
 
 
 def _is_of(value: Any, name: Any) -> bool:

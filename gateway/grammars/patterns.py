@@ -16,7 +16,8 @@ from noria.gateway.grammars.errors import Unsupported
 
 MAX_LENGTH = 4096
 MAX_SIZE = 20_000
-"""Characters of an expression, and of it with its repetitions written out, at most."""
+MAX_DEPTH = 64
+"""Characters of an expression, the same with its repetitions written out, and levels of nesting, at most."""
 
 Ranges = list[tuple[int, int]]
 """Inclusive ranges of code points, ascending and apart."""
@@ -35,6 +36,9 @@ _NEGATED = {
 _LINE_ENDS: Ranges = [(10, 10), (13, 13), (0x2028, 0x2029)]
 _SURROGATES: Ranges = [(0xD800, 0xDFFF)]
 _ESCAPED_IN_JSON: Ranges = [(0, 0x1F), (0x22, 0x22), (0x5C, 0x5C)]
+_CHARACTERS = (op.LITERAL, op.NOT_LITERAL, op.ANY, op.IN)
+"""Parts that match one character."""
+
 _REFUSED = {
     op.ASSERT: "lookahead and lookbehind are", op.ASSERT_NOT: "lookahead and lookbehind are",
     op.GROUPREF: "backreferences are", op.GROUPREF_EXISTS: "conditional groups are",
@@ -74,17 +78,19 @@ def _parsed(pattern: str) -> Any:
     return tree
 
 
-def _size(items: Iterable[Any]) -> int:
+def _size(items: Iterable[Any], depth: int = 0) -> int:
     """Characters of the expression with its repetitions written out."""
+    if depth > MAX_DEPTH:
+        raise Unsupported("a regular expression is nested too deep")
     total = 0
     for kind, value in items:
         if kind in (op.MAX_REPEAT, op.MIN_REPEAT):
             low, high, inner = value
-            total += max(_size(inner), 1) * max(low if high is op.MAXREPEAT else high, 1)
+            total += max(_size(inner, depth + 1), 1) * max(low if high is op.MAXREPEAT else high, 1)
         elif kind is op.BRANCH:
-            total += sum(_size(branch) for branch in value[1])
+            total += sum(_size(branch, depth + 1) for branch in value[1])
         elif kind is op.SUBPATTERN:
-            total += _size(value[3])
+            total += _size(value[3], depth + 1)
         else:
             total += 1
         if total > MAX_SIZE:
@@ -101,7 +107,7 @@ def _of_length(tree: Any, low: int, high: int | None) -> Any:
         return items
     if anchored and len(items) == 3 and items[1][0] in (op.MAX_REPEAT, op.MIN_REPEAT):
         least, most, inner = items[1][1]
-        if len(inner) == 1 and inner[0][0] in (op.LITERAL, op.NOT_LITERAL, op.ANY, op.IN):
+        if len(inner) == 1 and inner[0][0] in _CHARACTERS:
             least = max(least, low)
             most = most if high is None else high if most is op.MAXREPEAT else min(most, high)
             if most is op.MAXREPEAT or least <= most:
@@ -160,11 +166,20 @@ def _write(item: Any, in_json: bool) -> str:
         return f"(?:{''.join(_write(i, in_json) for i in inner)})"
     if kind in (op.MAX_REPEAT, op.MIN_REPEAT):
         low, high, inner = value
-        count = f"{{{low},{'' if high is op.MAXREPEAT else high}}}"
-        return f"(?:{''.join(_write(i, in_json) for i in inner)}){count}"
+        text = "".join(_write(i, in_json) for i in inner)
+        is_one = len(inner) == 1 and inner[0][0] in _CHARACTERS
+        return (text if is_one else f"(?:{text})") + _count(low, None if high is op.MAXREPEAT else high)
     if kind is op.AT:
         raise Unsupported("anchors and word boundaries inside regular expressions are not supported")
     raise Unsupported(f"{_REFUSED.get(kind, 'such parts of regular expressions are')} not supported")
+
+
+def _count(low: int, high: int | None) -> str:
+    if high is None:
+        return {0: "*", 1: "+"}.get(low, f"{{{low},}}")
+    if (low, high) == (0, 1):
+        return "?"
+    return f"{{{low}}}" if low == high else f"{{{low},{high}}}"
 
 
 def _members(items: Sequence[Any]) -> Ranges:

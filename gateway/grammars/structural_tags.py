@@ -49,7 +49,7 @@ def _form(form: Any, place: str, depth: int) -> Any:
         return form
     if form.get("type") == "json_schema":
         try:
-            schema = enforceable(form.get("json_schema", {}), native_lengths=False)
+            schema = enforceable(form.get("json_schema", {}))
         except Unsupported as error:
             raise Unsupported(f"its schema {error}", place) from None
         return {"max_whitespace_cnt": MAX_WHITESPACE, **form, "json_schema": schema}

@@ -89,10 +89,10 @@ def test_strings_of_bounded_length_hold_no_raw_control_character(smollm_grammars
     assert len(texts) > 10_000 and not any(byte < 32 for text in texts for byte in text)
 
 
-def test_control_tokens_and_rows_beyond_the_tokenizer_are_never_allowed(byte_grammars) -> None:
-    compiled = byte_grammars.compile(Grammar("regex", "(.|\n)*")).result(60)
-    ids = allowed(compiled.matcher().mask().words()[0], compiled.vocab_size)
-    assert max(ids) == 256 and len(ids) > 100
+def test_control_tokens_are_never_allowed(smollm_grammars, smollm_tokenizer) -> None:
+    compiled = smollm_grammars.compile(Grammar("regex", "(.|\n)*")).result(60)
+    ids = set(allowed(compiled.matcher().mask().words()[0], 49152).tolist())
+    assert len(ids) > 48_000 and ids & set(smollm_tokenizer.control_tokens.values()) == {EOS}
 
 
 @pytest.mark.parametrize(
@@ -129,9 +129,7 @@ def test_limits_end_a_grammar_and_not_the_next(smollm_files: TokenizerFiles) -> 
     grammars = Grammars(smollm_files, vocab_size=49152, stop_token_ids=[EOS], seconds=0.5, num_bytes=16 * 2**20)
     try:
         grammars.compile(Grammar("regex", "[a-f]+")).result(60)  # starts the process, which counts for nobody
-        started = time.monotonic()
         assert "longer than 0.5 seconds" in refusal(grammars, SLOW)
-        assert time.monotonic() - started < 5
         assert "memory" in refusal(grammars, LARGE)
         assert grammars.compile(Grammar("regex", "[g-k]+")).result(60)
         known = grammars.compile(SLOW)
