@@ -5,7 +5,12 @@ The same for every endpoint that speaks in messages; knows no HTTP and no answer
 
 from __future__ import annotations
 
-from noria.gateway.prompts import chat_prompt, room_left
+import dataclasses
+
+import msgspec
+
+from noria.gateway.prompts import chat_prompt, inside_thoughts, prediction, room_left
+from noria.gateway.reading import reading
 from noria.gateway.sampling import check_stop_count, sampling_params, text_options
 from noria.gateway.schemas.chat import ChatRequest
 from noria.gateway.services import Question, Services
@@ -19,7 +24,22 @@ async def chat_question(services: Services, body: ChatRequest) -> Question:
     prompt = await chat_prompt(model, body)
     param = "messages" if body.wanted_tokens is None else "max_tokens"
     max_tokens = room_left(model.card, len(prompt), body.wanted_tokens, default=None, param=param)
+    control = model.tokenizer.control_tokens
+    read = reading(model, body.toolset, opened=inside_thoughts(model, prompt))
     params = sampling_params(
-        model.card, body, max_tokens=max_tokens, logprobs=body.wanted_logprobs, prompt_logprobs=None
+        model.card, body, max_tokens=max_tokens, logprobs=body.wanted_logprobs, prompt_logprobs=body.prompt_logprobs
     )
-    return Question(model, body, [prompt], [params], text_options(model, body, logprobs=body.logprobs))
+    options = text_options(model, body, logprobs=body.logprobs)
+    return Question(
+        model,
+        body,
+        [prompt],
+        [msgspec.structs.replace(params, grammar=read.grammar)],
+        dataclasses.replace(
+            options,
+            parser=read.parser,
+            spelled=options.spelled | read.spelled(control),
+            token_ids=body.return_token_ids,
+        ),
+        None if body.prediction is None else await prediction(model, body.prediction.text, max_tokens),
+    )

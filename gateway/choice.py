@@ -41,25 +41,29 @@ class Delta:
     finish: Ended | None = None
     prompt_logprobs: list[TokenLogprob | None] | None = None
     pieces: list[Piece] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
 
     def extend(self, later: Delta) -> None:
         """Take in the delta that follows this one, so that a slow reader gets few and large chunks."""
         self.text += later.text
         self.tokens += later.tokens
         self.pieces += later.pieces
+        self.token_ids += later.token_ids
         self.finish = later.finish
         self.consumed = later.consumed
         self.prompt_logprobs = self.prompt_logprobs or later.prompt_logprobs
 
     def __bool__(self) -> bool:
-        return bool(self.text or self.tokens or self.pieces or self.finish or self.prompt_logprobs is not None)
+        return bool(
+            self.text or self.tokens or self.pieces or self.token_ids or self.finish or self.prompt_logprobs is not None
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class TextOptions:
     """The text conditions of a request. `end_ids` are the tokens that end it and are no part of its text; `spelled`
     are the control tokens that are. `parser` makes what takes a choice's text apart, from the id of its request: what
-    a parser makes up (the ids of calls) is the same whenever the answer is read."""
+    a parser makes up (the ids of calls) is the same whenever the answer is read. `token_ids`: they are wanted too."""
 
     stop: tuple[str, ...] = ()
     include_stop: bool = False
@@ -68,6 +72,7 @@ class TextOptions:
     logprobs: bool = False
     spelled: frozenset[int] = frozenset()
     parser: Callable[[str], OutputParser] | None = None
+    token_ids: bool = False
 
 
 class ChoiceReader:
@@ -111,7 +116,10 @@ class ChoiceReader:
             raise EngineFault("Part of the answer was lost on its way.", code="stream_gap")
         if frame.prompt_logprobs is not None and self.num_tokens == 0:
             delta.prompt_logprobs = frame.prompt_logprobs
+        before = self.num_tokens
         self._read_tokens(frame, delta)
+        if self._options.token_ids:
+            delta.token_ids += frame.token_ids[before - frame.seq : self.num_tokens - frame.seq]
         if frame.finish is not None and not self.ended:
             self._finish(frame, delta)
         if delta.finish is not None and self._parser is not None:

@@ -5,6 +5,7 @@ Knows tokens only through a tokenizer that spells them; knows nothing of where t
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -42,47 +43,62 @@ class Head:
         }
 
 
+_PADDED_TO = 32
+"""Bytes to a multiple of which the part of a chunk that differs is filled up."""
+
 PromptToken = tuple[int, TokenLogprob | None, int]
 """Id, score (None for a prompt's first token) and offset of an echoed token."""
 
 
 class Chunks:
     """Renders server-sent events of one stream. With `include_usage` every chunk but the last says `usage: null`.
-    With a cursor every event has an id, and those that the client has seen are left out."""
+    With a cursor every event has an id, and those that the client has seen are left out. With `obfuscate` chunks of
+    the answer are filled up with noise, so that their sizes on the wire say less about the words in them."""
 
-    def __init__(self, head: Head, *, include_usage: bool, cursor: Cursor | None = None) -> None:
+    def __init__(
+        self, head: Head, *, include_usage: bool, cursor: Cursor | None = None, obfuscate: bool = False
+    ) -> None:
         self._cursor = cursor
         self._start = b"data: " + orjson.dumps(head.fields())[:-1] + b',"choices":['
-        self._end = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
+        rest = b',"usage":null}\n\n' if include_usage else b"}\n\n"
+        self._end, self._padded_end = b"]" + rest, b'],"obfuscation":"%s"' + rest
+        self._obfuscate = obfuscate
 
-    def role(self, index: int) -> bytes:
-        delta = b'"delta":{"role":"assistant","content":"","refusal":null}'
-        event = b'%s{"index":%d,%s,"logprobs":null,"finish_reason":null}%s' % (self._start, index, delta, self._end)
+    def role(self, index: int, content: bytes = b'""', first: bytes = b"") -> bytes:
+        """The chunk that begins a choice; `first` are fields of the chunk beside its choices, with a comma behind."""
+        delta = b'"delta":{"role":"assistant","content":%s,"refusal":null}' % content
+        start = self._start if not first else self._start.replace(b'"choices":[', first + b'"choices":[')
+        event = b'%s{"index":%d,%s,"logprobs":null,"finish_reason":null}%s' % (start, index, delta, self._end)
         return event if self._cursor is None else self._cursor.tag(event, index, BEGUN)
 
-    def chat(self, delta: Delta, logprobs: bytes) -> bytes:
-        """The chunks of one delta: its text if it has any, and the end in a chunk of its own."""
+    def chat(self, delta: Delta, fields: bytes | None, logprobs: bytes, finish: str | None, more: bytes = b"") -> bytes:
+        """The chunks of one delta: `fields` of the message if there are any (`more` goes beside them), and the end in
+        a chunk of its own."""
         event = end = b""
-        if delta.text or delta.tokens:
-            event = b'%s{"index":%d,"delta":{"content":%s},"logprobs":%s,"finish_reason":null}%s' % (
+        if fields is not None:
+            event = b'%s{"index":%d,"delta":%s,"logprobs":%s,"finish_reason":null%s}%s' % (
                 self._start,
                 delta.index,
-                orjson.dumps(delta.text),
+                fields,
                 logprobs,
-                self._end,
+                more,
+                self._end if not self._obfuscate else self._padded(len(fields)),
             )
             if self._cursor is not None:
                 event = self._cursor.tag(event, delta.index, (delta.consumed, TEXT if delta.finish else 0))
-        if delta.finish:
+        if finish is not None:
             end = b'%s{"index":%d,"delta":{},"logprobs":null,"finish_reason":"%s"}%s' % (
                 self._start,
                 delta.index,
-                delta.finish.encode(),
+                finish.encode(),
                 self._end,
             )
             if self._cursor is not None:
                 end = self._cursor.tag(end, delta.index, (delta.consumed, END))
         return event + end
+
+    def _padded(self, size: int) -> bytes:
+        return self._padded_end % secrets.token_urlsafe(_PADDED_TO)[: _PADDED_TO - size % _PADDED_TO].encode()
 
     def text(self, delta: Delta, logprobs: bytes) -> bytes:
         """One chunk of a plain completion."""
@@ -111,7 +127,7 @@ def usage_fields(usage: Usage) -> dict[str, Any]:
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens, "audio_tokens": 0},
         "completion_tokens_details": {
-            "reasoning_tokens": 0,
+            "reasoning_tokens": usage.reasoning_tokens,
             "audio_tokens": 0,
             "accepted_prediction_tokens": 0,
             "rejected_prediction_tokens": 0,
@@ -119,13 +135,16 @@ def usage_fields(usage: Usage) -> dict[str, Any]:
     }
 
 
-def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[ScoredToken], num_top: int) -> dict[str, Any]:
-    """Chat's shape: one entry per token, with its bytes and its `num_top` best alternatives, best first."""
+def chat_logprobs(
+    tokenizer: Tokenizer, tokens: Sequence[ScoredToken], num_top: int, *, as_ids: bool = False
+) -> dict[str, Any]:
+    """Chat's shape: one entry per token, with its bytes and its `num_top` best alternatives, best first. `as_ids`:
+    tokens are called by their id, as vLLM does."""
     return {
         "content": [
             {
-                **_entry(tokenizer, token.score.token_id, token.score.logprob),
-                "top_logprobs": [_entry(tokenizer, *pair) for pair in token.score.top[:num_top]],
+                **_entry(tokenizer, token.score.token_id, token.score.logprob, as_ids),
+                "top_logprobs": [_entry(tokenizer, *pair, as_ids) for pair in token.score.top[:num_top]],
             }
             for token in tokens
         ],
@@ -153,9 +172,10 @@ def _alternatives(tokenizer: Tokenizer, score: TokenLogprob, num_top: int) -> di
     return dict(sorted(best_last.items(), key=lambda item: -item[1]))
 
 
-def _entry(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, Any]:
+def _entry(tokenizer: Tokenizer, token_id: int, logprob: float, as_id: bool) -> dict[str, Any]:
     spelled = list(tokenizer.token_bytes(token_id, spell_control=True))
-    return {"token": tokenizer.token_text(token_id), "logprob": _finite(logprob), "bytes": spelled}
+    name = f"token_id:{token_id}" if as_id else tokenizer.token_text(token_id)
+    return {"token": name, "logprob": _finite(logprob), "bytes": spelled}
 
 
 def _finite(logprob: float) -> float:

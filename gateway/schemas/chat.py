@@ -5,6 +5,7 @@ Images, audio and files are refused here by name and never fetched. Knows no tem
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 import orjson
@@ -13,11 +14,21 @@ from pydantic_core import PydanticCustomError
 
 from noria.gateway.schemas.sampling import MAX_LOGPROBS, REFUSED, SamplingFields, combination
 from noria.gateway.schemas.strict import FIRST_FAULT, Strict, at_most
+from noria.gateway.schemas.tools import (
+    FunctionChoice,
+    FunctionList,
+    Mismatch,
+    ToolChoice,
+    ToolList,
+    chosen_functions,
+    chosen_tools,
+)
+from noria.gateway.tools import Tools
 
 _RESERVED_KWARGS = frozenset(
     ("chat_template", "messages", "tools", "add_generation_prompt", "continue_final_message", "bos_token", "eos_token")
 )
-
+_SERVED_HERE = frozenset(("prompt_logprobs", "return_token_ids"))
 
 INLINE_BYTES = 20_000
 """Texts up to this long are encoded on the event loop (under 10 ms); longer ones beside it."""
@@ -55,7 +66,7 @@ class FunctionCall(Strict):
 
 
 class ToolCall(Strict):
-    id: str
+    id: str = Field(min_length=1)
     type: Literal["function"]
     function: FunctionCall
 
@@ -88,6 +99,7 @@ class AssistantMessage(Strict):
     tool_calls: Annotated[list[ToolCall], FIRST_FAULT] | None = None
     function_call: FunctionCall | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
     annotations: Annotated[list[Any], at_most(0)] | None = None
     audio: None = None
 
@@ -111,6 +123,17 @@ Message = Annotated[
 ]
 
 
+class Prediction(Strict):
+    """What much of the answer will be, as the client believes."""
+
+    type: Literal["content"]
+    content: Content
+
+    @property
+    def text(self) -> str:
+        return _plain(self.content)
+
+
 class TextFormat(Strict):
     type: Literal["text"]
 
@@ -118,15 +141,12 @@ class TextFormat(Strict):
 class ChatRequest(SamplingFields):
     """A chat completion as asked for. `max_completion_tokens` is the newer name of `max_tokens`."""
 
-    refused: ClassVar = REFUSED | {
-        "tools": "is not supported by this server", "tool_choice": "is only allowed when 'tools' are specified",
-        "parallel_tool_calls": "is only allowed when 'tools' are specified",
-        "functions": "is not supported by this server", "function_call": "is not supported by this server",
+    refused: ClassVar = {name: why for name, why in REFUSED.items() if name not in _SERVED_HERE} | {
         "audio": "is not supported: answers are text", "web_search_options": "is not supported by this server",
-        "prediction": "is not supported by this server", "moderation": "is not supported by this server",
+        "moderation": "is not supported by this server",
         "best_of": "is not a parameter of chat completions", "echo": "is not supported for chat completions",
         "prompt_cache_options": "is not supported by this server",
-        "prompt_cache_retention": "is not supported by this server", "documents": "is not supported by this server",
+        "documents": "is not supported by this server",
     }  # fmt: skip
 
     messages: Annotated[list[Message], FIRST_FAULT] = Field(min_length=1)
@@ -135,15 +155,26 @@ class ChatRequest(SamplingFields):
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     response_format: TextFormat | None = None
     modalities: Annotated[list[Literal["text"]], at_most(4)] = Field(default=["text"], min_length=1)
-    reasoning_effort: Literal["none"] | None = None
-    verbosity: Literal["medium"] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
     store: Literal[False] = False
     metadata: Annotated[dict[str, Annotated[str, Field(max_length=512)]], at_most(16)] = Field(default={})
+    prediction: Prediction | None = None
+    prompt_cache_retention: Literal["in_memory"] | None = None
     prompt_cache_key: str | None = Field(None, max_length=4096)
     safety_identifier: str | None = Field(None, max_length=4096)
 
+    tools: ToolList = Field(default=[])
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    functions: FunctionList = Field(default=[])
+    function_call: FunctionChoice | None = None
+
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
+    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
     chat_template_kwargs: Annotated[dict[str, Any], at_most(64)] = Field(default={})
 
     @field_validator("chat_template_kwargs")
@@ -169,6 +200,8 @@ class ChatRequest(SamplingFields):
     def _combinations(self) -> ChatRequest:
         if self.top_logprobs is not None and not self.logprobs:
             raise combination("top_logprobs", "'top_logprobs' is only allowed when 'logprobs' is true")
+        if self.prompt_logprobs is not None and self.stream:
+            raise combination("prompt_logprobs", "'prompt_logprobs' are not available in a stream")
         newer, older = self.max_completion_tokens, self.max_tokens
         if newer is not None and older is not None and newer != older:
             raise combination("max_tokens", "'max_tokens' and 'max_completion_tokens' may not be set to two values")
@@ -178,6 +211,10 @@ class ChatRequest(SamplingFields):
         if self.continue_final_message and self.messages[-1].role != "assistant":
             message = "'continue_final_message' needs a last message of the role 'assistant'"
             raise combination("continue_final_message", message)
+        try:
+            _ = self.toolset
+        except Mismatch as error:
+            raise combination(error.param, str(error)) from None
         for name in self.chat_template_kwargs:
             if name in _RESERVED_KWARGS:
                 param = f"chat_template_kwargs.{name}"
@@ -192,6 +229,15 @@ class ChatRequest(SamplingFields):
     def wanted_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
 
+    @cached_property
+    def toolset(self) -> Tools | None:
+        """What may be called. Raises `Mismatch` for fields that contradict each other."""
+        if self.tools and self.functions:
+            raise Mismatch("functions", "'functions' and 'tools' exclude each other")
+        if self.functions or self.function_call is not None:
+            return chosen_functions(self.functions, self.function_call)
+        return chosen_tools(self.tools, self.tool_choice, self.parallel_tool_calls)
+
     @property
     def text_bytes(self) -> int:
         """UTF-8 bytes of all content, in which a template may add but from which it takes little away."""
@@ -201,19 +247,42 @@ class ChatRequest(SamplingFields):
     def is_large(self) -> bool:
         """Whether rendering and encoding take long enough to be done beside the event loop."""
         beside = sum(_bytes_beside(message) for message in self.messages if isinstance(message, AssistantMessage))
-        return self.text_bytes + beside + 100 * len(self.messages) > INLINE_BYTES
+        tools = 0 if self.toolset is None else len(orjson.dumps(self.toolset.shown))
+        return self.text_bytes + beside + tools + 100 * len(self.messages) > INLINE_BYTES
 
     def template_messages(self) -> list[dict[str, Any]]:
-        """The messages as plain data for a chat template."""
-        return [message.model_dump(exclude_none=True) for message in self.messages]
+        """The messages as plain data for a chat template, those of the older functions as calls and results."""
+        turns: list[dict[str, Any]] = []
+        for place, message in enumerate(self.messages):
+            turn = message.model_dump(exclude_none=True)
+            if isinstance(message, FunctionMessage):
+                turn |= {"role": "tool", "tool_call_id": f"call_{place - 1}"}
+            elif isinstance(message, AssistantMessage):
+                _modernise(turn, place)
+            turns.append(turn)
+        return turns
+
+
+def _modernise(turn: dict[str, Any], place: int) -> None:
+    if (function := turn.pop("function_call", None)) is not None:
+        turn["tool_calls"] = [{"id": f"call_{place}", "type": "function", "function": function}]
+    if (refusal := turn.pop("refusal", None)) is not None and not turn.get("content"):
+        turn["content"] = refusal
+    thought = turn.pop("reasoning", None) or turn.get("reasoning_content")
+    if thought:
+        turn["reasoning_content"] = turn["thinking"] = thought  # templates call it one or the other
 
 
 def _bytes_beside(message: AssistantMessage) -> int:
     calls = sum(len(call.function.arguments) for call in message.tool_calls or ())
-    return calls + len(message.reasoning_content or "") + len(message.refusal or "")
+    return calls + len(message.reasoning_content or "") + len(message.reasoning or "") + len(message.refusal or "")
 
 
 def _text_bytes(content: Content | None) -> int:
+    return len(_plain(content or "").encode("utf-8", "surrogatepass"))
+
+
+def _plain(content: Content) -> str:
     if isinstance(content, str):
-        return len(content.encode())
-    return sum(len((part.text if isinstance(part, TextPart) else part.refusal).encode()) for part in content or ())
+        return content
+    return "".join(part.text if isinstance(part, TextPart) else part.refusal for part in content)

@@ -34,7 +34,7 @@ def combination(param: str, message: str) -> PydanticCustomError:
 
 class StreamOptions(Strict):
     include_usage: bool = False
-    include_obfuscation: Literal[False] = False
+    include_obfuscation: bool = False
 
 
 def _stop_list(value: Any) -> Any:
