@@ -15,9 +15,9 @@ from noria.gateway.answering import Answer, Identity
 from noria.gateway.choice import Delta
 from noria.gateway.collect import collect
 from noria.gateway.generation import Generation
-from noria.gateway.schemas.answers import Chunks, Head, chat_logprobs, usage_fields
+from noria.gateway.schemas.answers import Chunks, Head, chat_logprobs, prompt_scores, usage_fields
 from noria.gateway.schemas.chat import ChatRequest
-from noria.gateway.schemas.chat_answer import delta_fields, message, prompt_scores
+from noria.gateway.schemas.chat_answer import delta_fields, message
 from noria.gateway.services import Question
 from noria.gateway.streaming import DONE
 
@@ -45,7 +45,7 @@ class ChatAnswer(Answer):
             self._head,
             include_usage=request.include_usage,
             cursor=identity.cursor,
-            obfuscate=request.stream_options is not None and request.stream_options.include_obfuscation,
+            obfuscate=request.obfuscates,
         )
 
     async def whole(self, generation: Generation) -> dict[str, Any]:

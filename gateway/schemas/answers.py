@@ -15,7 +15,7 @@ import orjson
 from noria.engine.wire.messages import TokenLogprob, Usage
 from noria.engine.wire.tokenizer import Tokenizer
 from noria.gateway.choice import Delta, ScoredToken
-from noria.gateway.cursor import BEGUN, END, TEXT, Cursor
+from noria.gateway.cursor import BEGUN, END, TEXT, Cursor, Mark
 
 _LEAST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON cannot spell."""
@@ -43,8 +43,8 @@ class Head:
         }
 
 
-_PADDED_TO = 32
-"""Bytes to a multiple of which the part of a chunk that differs is filled up."""
+_OBFUSCATION_BLOCK = 64
+"""Bytes. A token's text is rarely longer, so that most events of a stream have one of two lengths."""
 
 PromptToken = tuple[int, TokenLogprob | None, int]
 """Id, score (None for a prompt's first token) and offset of an echoed token."""
@@ -52,28 +52,29 @@ PromptToken = tuple[int, TokenLogprob | None, int]
 
 class Chunks:
     """Renders server-sent events of one stream. With `include_usage` every chunk but the last says `usage: null`.
-    With a cursor every event has an id, and those that the client has seen are left out. With `obfuscate` chunks of
-    the answer are filled up with noise, so that their sizes on the wire say less about the words in them."""
+    With a cursor every event has an id, and those that the client has seen are left out. With `obfuscate` the length
+    of an event tells little of its text."""
 
     def __init__(
         self, head: Head, *, include_usage: bool, cursor: Cursor | None = None, obfuscate: bool = False
     ) -> None:
         self._cursor = cursor
-        self._start = b"data: " + orjson.dumps(head.fields())[:-1] + b',"choices":['
-        rest = b',"usage":null}\n\n' if include_usage else b"}\n\n"
-        self._end, self._padded_end = b"]" + rest, b'],"obfuscation":"%s"' + rest
         self._obfuscate = obfuscate
+        self._start = b"data: " + orjson.dumps(head.fields())[:-1] + b',"choices":['
+        self._end = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
 
     def role(self, index: int, content: bytes = b'""', first: bytes = b"") -> bytes:
         """The chunk that begins a choice; `first` are fields of the chunk beside its choices, with a comma behind."""
         delta = b'"delta":{"role":"assistant","content":%s,"refusal":null}' % content
-        start = self._start if not first else self._start.replace(b'"choices":[', first + b'"choices":[')
+        start = self._start if not first else self._start.removesuffix(b'"choices":[') + first + b'"choices":['
         event = b'%s{"index":%d,%s,"logprobs":null,"finish_reason":null}%s' % (start, index, delta, self._end)
-        return event if self._cursor is None else self._cursor.tag(event, index, BEGUN)
+        return self._finished(event, index, BEGUN)
 
-    def chat(self, delta: Delta, fields: bytes | None, logprobs: bytes, finish: str | None, more: bytes = b"") -> bytes:
-        """The chunks of one delta: `fields` of the message if there are any (`more` goes beside them), and the end in
-        a chunk of its own."""
+    def chat(
+        self, delta: Delta, fields: bytes | None, logprobs: bytes, finish: str | None, extras: bytes = b""
+    ) -> bytes:
+        """The chunks of one delta: `fields` of the message, if there are any, with `extras` beside them, each with a
+        comma before it; and the end in a chunk of its own."""
         event = end = b""
         if fields is not None:
             event = b'%s{"index":%d,"delta":%s,"logprobs":%s,"finish_reason":null%s}%s' % (
@@ -81,11 +82,10 @@ class Chunks:
                 delta.index,
                 fields,
                 logprobs,
-                more,
-                self._end if not self._obfuscate else self._padded(len(fields)),
+                extras,
+                self._end,
             )
-            if self._cursor is not None:
-                event = self._cursor.tag(event, delta.index, (delta.consumed, TEXT if delta.finish else 0))
+            event = self._finished(event, delta.index, (delta.consumed, TEXT if delta.finish else 0))
         if finish is not None:
             end = b'%s{"index":%d,"delta":{},"logprobs":null,"finish_reason":"%s"}%s' % (
                 self._start,
@@ -93,31 +93,38 @@ class Chunks:
                 finish.encode(),
                 self._end,
             )
-            if self._cursor is not None:
-                end = self._cursor.tag(end, delta.index, (delta.consumed, END))
+            end = self._finished(end, delta.index, (delta.consumed, END))
         return event + end
 
-    def _padded(self, size: int) -> bytes:
-        return self._padded_end % secrets.token_urlsafe(_PADDED_TO)[: _PADDED_TO - size % _PADDED_TO].encode()
-
-    def text(self, delta: Delta, logprobs: bytes) -> bytes:
-        """One chunk of a plain completion."""
+    def text(self, delta: Delta, logprobs: bytes, extras: bytes = b"") -> bytes:
+        """One chunk of a plain completion. `extras` are further fields of its choice, each with a comma before it."""
         finish = b'"%s"' % delta.finish.encode() if delta.finish else b"null"
-        event = b'%s{"index":%d,"text":%s,"logprobs":%s,"finish_reason":%s}%s' % (
+        event = b'%s{"index":%d,"text":%s,"logprobs":%s,"finish_reason":%s%s}%s' % (
             self._start,
             delta.index,
             orjson.dumps(delta.text),
             logprobs,
             finish,
+            extras,
             self._end,
         )
-        if self._cursor is None:
-            return event
-        return self._cursor.tag(event, delta.index, (delta.consumed, END if delta.finish else 0))
+        return self._finished(event, delta.index, (delta.consumed, END if delta.finish else 0))
 
     def usage(self, usage: Usage) -> bytes:
         event = self._start + b'],"usage":' + orjson.dumps(usage_fields(usage)) + b"}\n\n"
         return event if self._cursor is None else self._cursor.tag_usage(event)
+
+    def _finished(self, event: bytes, index: int, mark: Mark) -> bytes:
+        if self._obfuscate:
+            event = _padded(event)
+        return event if self._cursor is None else self._cursor.tag(event, index, mark)
+
+
+def _padded(event: bytes) -> bytes:
+    """The event with a field of random characters that rounds its length up to whole blocks."""
+    start, end = event.removesuffix(b"}\n\n") + b',"obfuscation":"', b'"}\n\n'
+    room = -(len(start) + len(end)) % _OBFUSCATION_BLOCK
+    return start + secrets.token_urlsafe(room)[:room].encode() + end
 
 
 def usage_fields(usage: Usage) -> dict[str, Any]:
@@ -162,6 +169,22 @@ def completion_logprobs(
         "token_logprobs": [None if score is None else _finite(score.logprob) for _, score, _ in scored],
         "top_logprobs": [None if score is None else _alternatives(tokenizer, score, num_top) for _, score, _ in scored],
         "text_offset": [offset for _, _, offset in scored],
+    }
+
+
+def prompt_scores(
+    tokenizer: Tokenizer, scores: Sequence[TokenLogprob | None], num_top: int
+) -> list[dict[str, dict[str, Any]] | None]:
+    """vLLM's shape of `prompt_logprobs`: per prompt token its own entry and those of its best alternatives, by id."""
+    return [None if score is None else _by_id(tokenizer, score, num_top) for score in scores]
+
+
+def _by_id(tokenizer: Tokenizer, score: TokenLogprob, num_top: int) -> dict[str, dict[str, Any]]:
+    best = [(token_id, logprob, rank) for rank, (token_id, logprob) in enumerate(score.top[:num_top], 1)]
+    own = (score.token_id, score.logprob, score.rank)
+    return {
+        str(token_id): {"logprob": _finite(logprob), "rank": rank, "decoded_token": tokenizer.token_text(token_id)}
+        for token_id, logprob, rank in [*best, *([own] if all(entry[0] != own[0] for entry in best) else [])]
     }
 
 

@@ -9,9 +9,10 @@ from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 import orjson
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from noria.gateway.schemas.messages import Content, Message, plain_text, size_beside_text, template_turns
 from noria.gateway.schemas.sampling import MAX_LOGPROBS, REFUSED, SamplingFields, combination
 from noria.gateway.schemas.strict import FIRST_FAULT, Strict, at_most
 from noria.gateway.schemas.tools import (
@@ -28,99 +29,11 @@ from noria.gateway.tools import Tools
 _RESERVED_KWARGS = frozenset(
     ("chat_template", "messages", "tools", "add_generation_prompt", "continue_final_message", "bos_token", "eos_token")
 )
-_SERVED_HERE = frozenset(("prompt_logprobs", "return_token_ids"))
-
 INLINE_BYTES = 20_000
 """Texts up to this long are encoded on the event loop (under 10 ms); longer ones beside it."""
 
 MAX_KWARGS_BYTES = 16 * 1024
 """Of `chat_template_kwargs` as JSON: switches for a template, not texts."""
-
-
-class TextPart(Strict):
-    type: Literal["text"]
-    text: str
-
-
-class RefusalPart(Strict):
-    type: Literal["refusal"]
-    refusal: str
-
-
-def _text_only(part: Any) -> Any:
-    """Name the kind of a part that is no text, instead of listing every field in it that we do not know."""
-    kind = part.get("type") if isinstance(part, dict) else None
-    if isinstance(kind, str) and kind not in ("text", "refusal"):
-        known = {"kind": kind[:64], "param_suffix": "type"}
-        raise PydanticCustomError("content_part", "content of type '{kind}' is not supported: only text is", known)
-    return part
-
-
-Part = Annotated[TextPart | RefusalPart, Field(discriminator="type"), BeforeValidator(_text_only)]
-Content = str | Annotated[list[Part], FIRST_FAULT]
-
-
-class FunctionCall(Strict):
-    name: str
-    arguments: str
-
-
-class ToolCall(Strict):
-    id: str = Field(min_length=1)
-    type: Literal["function"]
-    function: FunctionCall
-
-
-class SystemMessage(Strict):
-    role: Literal["system"]
-    content: Content
-    name: str | None = None
-
-
-class DeveloperMessage(Strict):
-    role: Literal["developer"]
-    content: Content
-    name: str | None = None
-
-
-class UserMessage(Strict):
-    role: Literal["user"]
-    content: Content
-    name: str | None = None
-
-
-class AssistantMessage(Strict):
-    """`content` may be empty or null, as the API allows beside tool calls and as histories in the wild have it."""
-
-    role: Literal["assistant"]
-    content: Content | None = None
-    name: str | None = None
-    refusal: str | None = None
-    tool_calls: Annotated[list[ToolCall], FIRST_FAULT] | None = None
-    function_call: FunctionCall | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    annotations: Annotated[list[Any], at_most(0)] | None = None
-    audio: None = None
-
-
-class ToolMessage(Strict):
-    role: Literal["tool"]
-    content: Content
-    tool_call_id: str
-    name: str | None = None
-
-
-class FunctionMessage(Strict):
-    role: Literal["function"]
-    content: Content | None = None
-    name: str
-
-
-Message = Annotated[
-    SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage | FunctionMessage,
-    Field(discriminator="role"),
-]
 
 
 class Prediction(Strict):
@@ -131,7 +44,7 @@ class Prediction(Strict):
 
     @property
     def text(self) -> str:
-        return _plain(self.content)
+        return plain_text(self.content)
 
 
 class TextFormat(Strict):
@@ -141,7 +54,7 @@ class TextFormat(Strict):
 class ChatRequest(SamplingFields):
     """A chat completion as asked for. `max_completion_tokens` is the newer name of `max_tokens`."""
 
-    refused: ClassVar = {name: why for name, why in REFUSED.items() if name not in _SERVED_HERE} | {
+    refused: ClassVar = REFUSED | {
         "audio": "is not supported: answers are text", "web_search_options": "is not supported by this server",
         "moderation": "is not supported by this server",
         "best_of": "is not a parameter of chat completions", "echo": "is not supported for chat completions",
@@ -172,8 +85,6 @@ class ChatRequest(SamplingFields):
 
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
-    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
     chat_template_kwargs: Annotated[dict[str, Any], at_most(64)] = Field(default={})
 
@@ -241,48 +152,15 @@ class ChatRequest(SamplingFields):
     @property
     def text_bytes(self) -> int:
         """UTF-8 bytes of all content, in which a template may add but from which it takes little away."""
-        return sum(_text_bytes(message.content) for message in self.messages)
+        return sum(len(plain_text(message.content).encode("utf-8", "surrogatepass")) for message in self.messages)
 
     @property
     def is_large(self) -> bool:
         """Whether rendering and encoding take long enough to be done beside the event loop."""
-        beside = sum(_bytes_beside(message) for message in self.messages if isinstance(message, AssistantMessage))
+        beside = sum(size_beside_text(message) for message in self.messages)
         tools = 0 if self.toolset is None else len(orjson.dumps(self.toolset.shown))
         return self.text_bytes + beside + tools + 100 * len(self.messages) > INLINE_BYTES
 
     def template_messages(self) -> list[dict[str, Any]]:
-        """The messages as plain data for a chat template, those of the older functions as calls and results."""
-        turns: list[dict[str, Any]] = []
-        for place, message in enumerate(self.messages):
-            turn = message.model_dump(exclude_none=True)
-            if isinstance(message, FunctionMessage):
-                turn |= {"role": "tool", "tool_call_id": f"call_{place - 1}"}
-            elif isinstance(message, AssistantMessage):
-                _modernise(turn, place)
-            turns.append(turn)
-        return turns
-
-
-def _modernise(turn: dict[str, Any], place: int) -> None:
-    if (function := turn.pop("function_call", None)) is not None:
-        turn["tool_calls"] = [{"id": f"call_{place}", "type": "function", "function": function}]
-    if (refusal := turn.pop("refusal", None)) is not None and not turn.get("content"):
-        turn["content"] = refusal
-    thought = turn.pop("reasoning", None) or turn.get("reasoning_content")
-    if thought:
-        turn["reasoning_content"] = turn["thinking"] = thought  # templates call it one or the other
-
-
-def _bytes_beside(message: AssistantMessage) -> int:
-    calls = sum(len(call.function.arguments) for call in message.tool_calls or ())
-    return calls + len(message.reasoning_content or "") + len(message.reasoning or "") + len(message.refusal or "")
-
-
-def _text_bytes(content: Content | None) -> int:
-    return len(_plain(content or "").encode("utf-8", "surrogatepass"))
-
-
-def _plain(content: Content) -> str:
-    if isinstance(content, str):
-        return content
-    return "".join(part.text if isinstance(part, TextPart) else part.refusal for part in content)
+        """The messages as plain data for a chat template."""
+        return template_turns(self.messages)

@@ -5,13 +5,11 @@ Knows no stream and no tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
 
-from noria.engine.wire.messages import TokenLogprob
-from noria.engine.wire.tokenizer import Tokenizer
 from noria.gateway.choice import Delta
 from noria.gateway.text.pieces import Parts, Piece, ReasoningPiece, TextPiece, joined
 
@@ -54,21 +52,3 @@ def delta_fields(pieces: Sequence[Piece], *, legacy: bool) -> tuple[bytes, bool]
     elif calls:
         fields["tool_calls"] = list(calls.values())
     return orjson.dumps(fields), bool(calls)
-
-
-def prompt_scores(
-    tokenizer: Tokenizer, scores: Sequence[TokenLogprob | None], num_top: int
-) -> list[Mapping[str, Any] | None]:
-    """Log-probabilities of the prompt's tokens in vLLM's shape: for each a map from token id, the token itself and its
-    `num_top` best alternatives. The rank of a token that is not among these is not known."""
-    return [None if score is None else _ranked(tokenizer, score, num_top) for score in scores]
-
-
-def _ranked(tokenizer: Tokenizer, score: TokenLogprob, num_top: int) -> dict[str, Any]:
-    entries: dict[str, Any] = {}
-    for rank, (token_id, logprob) in enumerate(score.top[:num_top], start=1):
-        entries[str(token_id)] = {"logprob": logprob, "rank": rank, "decoded_token": tokenizer.token_text(token_id)}
-    if str(score.token_id) not in entries:
-        text = tokenizer.token_text(score.token_id)
-        entries[str(score.token_id)] = {"logprob": score.logprob, "rank": None, "decoded_token": text}
-    return entries
