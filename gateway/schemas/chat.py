@@ -13,6 +13,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from noria.gateway.schemas.messages import Content, Message, plain_text, size_beside_text, template_turns
+from noria.gateway.schemas.metadata import Metadata
 from noria.gateway.schemas.sampling import MAX_LOGPROBS, REFUSED, SamplingFields, combination
 from noria.gateway.schemas.strict import FIRST_FAULT, Strict, at_most
 from noria.gateway.schemas.tools import (
@@ -71,7 +72,7 @@ class ChatRequest(SamplingFields):
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
     store: Literal[False] = False
-    metadata: Annotated[dict[str, Annotated[str, Field(max_length=512)]], at_most(16)] = Field(default={})
+    metadata: Metadata = Field(default={})
     prediction: Prediction | None = None
     prompt_cache_retention: Literal["in_memory"] | None = None
     prompt_cache_key: str | None = Field(None, max_length=4096)
@@ -98,13 +99,6 @@ class ChatRequest(SamplingFields):
         if not small:
             message = "they are nested too deep or have more than {most} bytes of JSON"
             raise PydanticCustomError("chat_template_kwargs", message, {"most": MAX_KWARGS_BYTES})
-        return value
-
-    @field_validator("metadata")
-    @classmethod
-    def _short_keys(cls, value: dict[str, str]) -> dict[str, str]:
-        if any(len(key) > 64 for key in value):
-            raise PydanticCustomError("metadata_key", "keys have 64 characters at most")
         return value
 
     @model_validator(mode="after")
