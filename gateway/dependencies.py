@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Mapping
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Annotated, Any, TypeVar
 
 import orjson
@@ -16,9 +17,13 @@ from starlette.requests import ClientDisconnect
 
 from noria.gateway.config import KeyEntry
 from noria.gateway.errors import BodyTimeout, BodyTooLarge, InvalidKey, InvalidRequest
+from noria.gateway.inner_call import TENANT
 from noria.gateway.services import Services, Tenant
 
 T = TypeVar("T")
+
+_SLOWEST = 16 * 1024
+"""Bytes per second that a large body must come at, on the whole."""
 
 
 class ClientGone(Exception):
@@ -50,6 +55,10 @@ class KeyRing:
 
 
 def authenticate(request: Request) -> Tenant:
+    """Whose request it is: by its key, or as the gateway's own call (see `inner_call`) says."""
+    known = request.scope.get(TENANT)
+    if isinstance(known, Tenant):
+        return known
     keys: KeyRing = request.app.state.keys
     return keys.tenant(request.headers.get("authorization"))
 
@@ -66,6 +75,31 @@ async def json_object(request: Request) -> Mapping[str, Any]:
     if not isinstance(body, dict):
         raise InvalidRequest("The body of the request must be a JSON object.", code="invalid_json")
     return body
+
+
+async def arriving(request: Request, limit: int) -> AsyncIterator[bytes]:
+    """A large body as it arrives. It may take `body_timeout` seconds and as long again as its bytes take at
+    `_SLOWEST`. Raises `BodyTooLarge`, `BodyTimeout` and `ClientGone`."""
+    claimed = request.headers.get("content-length", "")
+    if claimed.isdigit() and int(claimed) > limit:
+        raise BodyTooLarge(f"The request body has {claimed} bytes, more than the {limit} allowed.")
+    patience, began, size = services(request).settings.body_timeout, time.monotonic(), 0
+    parts = aiter(request.stream())
+    while True:
+        left = patience + size / _SLOWEST - (time.monotonic() - began)
+        try:
+            async with asyncio.timeout(left):
+                part = await anext(parts)
+        except StopAsyncIteration:
+            return
+        except TimeoutError:
+            raise BodyTimeout("The request body arrives too slowly.") from None
+        except ClientDisconnect:
+            raise ClientGone from None
+        size += len(part)
+        if size > limit:
+            raise BodyTooLarge(f"The request body has more than the {limit} bytes allowed.")
+        yield part
 
 
 async def until_client_leaves(request: Request, work: Awaitable[T]) -> T:

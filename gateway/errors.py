@@ -7,9 +7,11 @@
     │   └── StorageFull               the tenant keeps as much as it may
     ├── InvalidKey 401
     ├── ModelNotFound 404
+    ├── ObjectNotFound 404            no file, batch or stored completion of that id is this tenant's
     ├── StreamNotFound 404            nothing is kept of the stream that a client wants to go on with
     ├── BodyTimeout 408
     ├── DeadlineExpired 408           accepted, but not done within the request's life
+    ├── WrongState 409                what is there cannot have that done to it now
     ├── IdempotencyConflict 409       the key belongs to another request, or to one whose answer is not to be had
     ├── BodyTooLarge 413
     ├── Overloaded 503                no live engine, the store is away, or the queue is full: try again later
@@ -86,12 +88,27 @@ class ModelNotFound(GatewayError):
     code = "model_not_found"
 
 
+class ObjectNotFound(GatewayError):
+    """The same whether it never was, is no longer kept, or is another tenant's."""
+
+    status = 404
+    type = "invalid_request_error"
+
+
 class StreamNotFound(GatewayError):
     """The same whether a stream never was, is no longer kept, or is another tenant's."""
 
     status = 404
     type = "invalid_request_error"
     code = "stream_not_found"
+
+
+class WrongState(GatewayError):
+    status = 409
+    type = "invalid_request_error"
+
+    def headers(self) -> dict[str, str]:
+        return {"x-should-retry": "false"}  # clients retry every 409 by themselves
 
 
 class IdempotencyConflict(GatewayError):

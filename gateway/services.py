@@ -31,10 +31,12 @@ from noria.gateway.tickets import Ticket, TicketOffice
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Whom a request belongs to. `weight` is its share of a busy queue against other tenants'."""
+    """Whom a request belongs to. `weight` is its share of a busy queue against other tenants'. With `queue` its
+    requests wait in that class, whatever they ask for."""
 
     id: str = "default"
     weight: float = 1.0
+    queue: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,7 @@ class Services:
                 sampling=msgspec.structs.replace(question.params[place // n], seed=seed),
                 gateway=self.broker.boot_id,
                 tenant=tenant.id,
-                service_class=fields.service_class,
+                service_class=tenant.queue or fields.service_class,
                 priority=fields.priority,
                 deadline_ms=deadline_ms,
                 cache_salt=tenant.id,

@@ -83,8 +83,11 @@ RECORD_DROP = _load("record_drop", prelude="records_prelude")
 RECORD_TOUCH = _load("record_touch", prelude="records_prelude")
 RECORD_CHUNK = _load("record_chunk", prelude="records_prelude")
 RECORD_PAGE = _load("record_page", prelude="records_prelude")
+BATCH_LEASE = _load("batch_lease", prelude=None)
+BATCH_LINE = _load("batch_line", prelude="records_prelude")
+_BATCHES = (BATCH_LEASE, BATCH_LINE)
 _RECORDS = (RECORD_PUT, RECORD_DROP, RECORD_TOUCH, RECORD_CHUNK, RECORD_PAGE)
-SCRIPTS = (ENQUEUE, CLAIM, PROGRESS, CANCEL, RELEASE, LEASE, SNAPSHOT, POSITION, REGISTER, LOG, *_RECORDS)
+SCRIPTS = (ENQUEUE, CLAIM, PROGRESS, CANCEL, RELEASE, LEASE, SNAPSHOT, POSITION, REGISTER, LOG, *_RECORDS, *_BATCHES)
 _TEXT_BY_SHA = {s.sha: s.text for s in SCRIPTS}
 
 

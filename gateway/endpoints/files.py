@@ -1,0 +1,78 @@
+"""/v1/files: upload, list, retrieve, delete, content.
+
+Knows no store; bytes pass through here in pieces and are never held.
+"""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+import orjson
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import StreamingResponse
+
+from noria.gateway.dependencies import ServicesDep, TenantDep, arriving
+from noria.gateway.errors import InvalidRequest, WrongState
+from noria.gateway.listing import page, page_query, unknown_cursor
+from noria.gateway.multipart import MAX_FIELD_BYTES, MAX_FIELDS, Form
+from noria.gateway.schemas.files import PURPOSES, shown
+
+router = APIRouter()
+
+_MAX_LISTED = 10_000
+_FORM_BYTES = 2 * MAX_FIELDS * MAX_FIELD_BYTES
+"""Beside the file itself: fields, their headers, boundaries."""
+
+
+@router.post("/files")
+async def upload_file(request: Request, services: ServicesDep, tenant: TenantDep) -> Response:
+    form = Form(request.headers.get("content-type"))
+    body = arriving(request, services.settings.max_file_bytes + _FORM_BYTES)
+    file_id, file = await services.files.take_in(tenant.id, form, body)
+    return _json(shown(file_id, file))
+
+
+@router.get("/files")
+async def list_files(request: Request, services: ServicesDep, tenant: TenantDep) -> Response:
+    query = request.query_params
+    asked = page_query(query, default=_MAX_LISTED, most=_MAX_LISTED, order="desc", also=frozenset(("purpose",)))
+    purpose = query.get("purpose")
+    if purpose is not None and purpose not in PURPOSES:
+        message = f"Invalid value for 'purpose': {purpose[:32]!r}. Supported values are: {', '.join(PURPOSES)}."
+        raise InvalidRequest(message, param="purpose", code="invalid_value")
+    try:
+        found, more = await services.files.page(
+            tenant.id, purpose=purpose, after=asked.after, limit=asked.limit, descending=asked.descending
+        )
+    except KeyError:
+        raise unknown_cursor(asked.after) from None
+    return _json(page([shown(file_id, file) for file_id, file in found], more))
+
+
+@router.get("/files/{file_id}")
+async def retrieve_file(file_id: str, services: ServicesDep, tenant: TenantDep) -> Response:
+    return _json(shown(file_id, await services.files.find(tenant.id, file_id)))
+
+
+@router.delete("/files/{file_id}")
+async def delete_file(file_id: str, services: ServicesDep, tenant: TenantDep) -> Response:
+    await services.files.find(tenant.id, file_id)
+    reader = await services.batches.reading(tenant.id, file_id)
+    if reader is not None:
+        raise WrongState(f"The batch {reader.id} still reads this file. Cancel it first.", param="id", code="file_in_use")
+    await services.files.delete(tenant.id, file_id)
+    return _json({"id": file_id, "object": "file", "deleted": True})
+
+
+@router.get("/files/{file_id}/content")
+async def file_content(file_id: str, services: ServicesDep, tenant: TenantDep) -> Response:
+    file = await services.files.find(tenant.id, file_id)
+    headers = {
+        "content-length": str(file.size),
+        "content-disposition": f"attachment; filename*=UTF-8''{quote(file.filename, safe='')}",
+    }
+    return StreamingResponse(services.files.read(tenant.id, file_id), 200, headers, "application/octet-stream")
+
+
+def _json(body: dict[str, object]) -> Response:
+    return Response(orjson.dumps(body), media_type="application/json")
