@@ -18,6 +18,7 @@ from noria.engine.execution.model_runner import ModelRunner
 from noria.engine.execution.step import RowInput, StepInput
 from noria.engine.memory import kv_bytes
 from noria.engine.models.load import inspect, load
+from noria.engine.models.pooling import PoolingKind, trained_pooling
 from noria.engine.models.source import ModelSource, resolve
 from noria.engine.models.spec import ModelSpec
 from noria.engine.scheduling.kv_blocks import KVBlocks
@@ -39,6 +40,7 @@ class Plan:
     max_model_len: int
     num_blocks: int
     kv_bytes: int
+    pooling: PoolingKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,10 @@ def plan(config: EngineConfig) -> Plan:
     # What the pool cannot hold can never run: the context that clients are told is the one they can use.
     max_model_len = min(max_model_len, num_blocks * config.block_size)
     name, *aliases = config.served_names or (source.name,)
-    return Plan(config, source, spec, name, tuple(aliases), max_model_len, num_blocks, num_blocks * block_bytes)
+    pooling = (trained_pooling(source) or "mean") if config.pooling == "auto" else config.pooling
+    return Plan(
+        config, source, spec, name, tuple(aliases), max_model_len, num_blocks, num_blocks * block_bytes, pooling
+    )
 
 
 def assemble(plan: Plan, progress: Callable[[int, int], None] | None = None) -> Assembly:
@@ -106,5 +111,7 @@ def assemble(plan: Plan, progress: Callable[[int, int], None] | None = None) -> 
         reserve_output=policy.reserve_output,
         policy=policy.name,
         fingerprint=loaded.fingerprint,
+        embedding_size=spec.hidden_size,
+        pooling=plan.pooling,
     )
     return Assembly(card, loaded.tokenizer_files, scheduler, executor)

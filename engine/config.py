@@ -34,6 +34,9 @@ class EngineConfig(BaseSettings):
     )
     block_size: int = Field(16, ge=1, le=256, description="Tokens in one KV block")
     prefix_cache: bool = Field(True, description="Reuse the KV blocks of equal prompt prefixes of one tenant")
+    pooling: Literal["auto", "mean", "last"] = Field(
+        "auto", description="How a prompt's hidden states become an embedding; auto: as the model's files say, or mean"
+    )
     threads: int = Field(0, ge=0, le=1024, description="Compute threads; 0: one per core")
     lease_seconds: float = Field(5.0, gt=0.5, le=600, description="An engine silent for this long is taken for dead")
     drain_timeout: float = Field(

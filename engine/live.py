@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from noria.engine.execution.step import RowInput, RowOutput, Sampling
+from noria.engine.execution.step import Pooling, RowInput, RowOutput, Sampling
 from noria.engine.scheduling.batch import BatchRow, Progress
 from noria.engine.scheduling.request import Request
 from noria.engine.wire.messages import (
@@ -25,17 +25,22 @@ from noria.engine.wire.messages import (
 
 @dataclass(slots=True)
 class LiveRequest:
-    """`seq` counts the output tokens already in frames, this engine's and earlier ones'."""
+    """`seq` counts the output tokens already in frames, this engine's and earlier ones'. `pooled` is what the newest
+    chunk of a pooled request gave: at its end the vector."""
 
     claimed: Claimed
     scheduled: Request
     seq: int
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
+    pooled: bytes = b""
 
     @staticmethod
     def start(claimed: Claimed, card: ModelCard, scheduler_id: str) -> LiveRequest:
-        """Take a claim up where earlier engines left it. The scheduler knows it by an id of this claim alone."""
+        """Take a claim up where earlier engines left it. The scheduler knows it by an id of this claim alone. Raises
+        ValueError for a pooling that there is not."""
         request, params = claimed.request, claimed.request.sampling
+        if request.pooling not in (None, "mean", "last"):
+            raise ValueError(f"there is no pooling {request.pooling!r}")
         delivered = [token for frame in claimed.delivered for token in frame.token_ids]
         stops = set(params.stop_token_ids)
         if not params.ignore_eos:
@@ -44,12 +49,13 @@ class LiveRequest:
             id=scheduler_id,
             tokens=[*request.prompt, *delivered],
             num_prompt=len(request.prompt),
-            max_tokens=params.max_tokens,
+            max_tokens=params.max_tokens if request.pooling is None else 0,
             class_rank=CLASSES.index(request.service_class),
             stop_ids=frozenset(stops),
             min_tokens=params.min_tokens,
             salt=msgspec.msgpack.encode((request.tenant, request.cache_salt)),
-            reuse_prefix=params.prompt_logprobs is None,
+            # A mean, or the scores of a prompt, need every position computed.
+            reuse_prefix=params.prompt_logprobs is None and request.pooling != "mean",
         )
         return LiveRequest(claimed, scheduled, seq=len(delivered))
 
@@ -67,7 +73,15 @@ class LiveRequest:
             sampling=self._sampling(card) if row.samples else None,
             prompt_targets=targets,
             prompt_alternatives=params.prompt_logprobs or 0,
+            pooling=self._pooling(row),
         )
+
+    def _pooling(self, row: BatchRow) -> Pooling | None:
+        kind = self.claimed.request.pooling
+        is_last = row.start + row.num_tokens == self.scheduled.num_prompt
+        if kind is None or row.is_padding or (kind == "last" and not is_last):
+            return None
+        return Pooling(kind, self.pooled if row.start else b"", is_last)
 
     def _sampling(self, card: ModelCard) -> Sampling:
         request, params = self.scheduled, self.claimed.request.sampling
@@ -85,7 +99,9 @@ class LiveRequest:
         )
 
     def note_prompt(self, row: BatchRow, output: RowOutput) -> None:
-        """Keep the prompt log-probabilities of a chunk until the first frame; a prompt read again starts afresh."""
+        """Keep what a chunk of the prompt gave until the first frame; a prompt read again starts afresh."""
+        if output.pooled is not None:
+            self.pooled = output.pooled
         if output.prompt_logprobs is None:
             return
         if row.start == 0:
@@ -96,16 +112,21 @@ class LiveRequest:
         """The frame that tells the gateway of `progress`."""
         request = self.scheduled
         first = self.seq == 0
+        finish = FinishReason(progress.finish) if progress.finish else None
+        embedding = None
+        if finish is FinishReason.LENGTH and self.claimed.request.pooling is not None:
+            finish, embedding = FinishReason.STOP, self.pooled
         frame = TokenFrame(
             request_id=self.claimed.request.id,
             epoch=self.claimed.epoch,
             seq=self.seq,
             token_ids=list(progress.new_tokens),
             logprobs=logprobs if progress.new_tokens else None,
-            finish=FinishReason(progress.finish) if progress.finish else None,
+            finish=finish,
             usage=Usage(request.num_prompt, request.num_output, request.num_cached) if progress.finish else None,
             error=error,
             prompt_logprobs=(self.prompt_logprobs or None) if first else None,
+            embedding=embedding,
         )
         self.seq += len(progress.new_tokens)
         return frame

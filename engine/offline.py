@@ -33,6 +33,15 @@ class OfflineEngine:
         self._scheduler = assembly.scheduler
         self._executor = assembly.executor
 
+    def embed(self, prompts: Sequence[list[int]], pooling: str) -> list[bytes]:
+        """One vector per prompt, each little-endian float32, not normalised. Raises as `generate`."""
+        params = SamplingParams(max_tokens=0)
+        requests = [
+            GenerationRequest(str(index), self.card.id, prompt, params, gateway="", pooling=pooling)
+            for index, prompt in enumerate(prompts)
+        ]
+        return [live.pooled for live in self._run(requests)]
+
     def generate(
         self, prompts: Sequence[list[int]], params: SamplingParams | Sequence[SamplingParams]
     ) -> list[Generated]:
@@ -42,9 +51,16 @@ class OfflineEngine:
         one that the model cannot compute.
         """
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
+        requests = [
+            GenerationRequest(str(index), self.card.id, prompt, sampling, gateway="")
+            for index, (prompt, sampling) in enumerate(zip(prompts, each, strict=True))
+        ]
+        done = [live.scheduled for live in self._run(requests)]
+        return [Generated(r.tokens[r.num_prompt :], r.finish or "") for r in done]
+
+    def _run(self, requests: Sequence[GenerationRequest]) -> list[LiveRequest]:
         live: dict[str, LiveRequest] = {}
-        for index, (prompt, sampling) in enumerate(zip(prompts, each, strict=True)):
-            request = GenerationRequest(str(index), self.card.id, prompt, sampling, gateway="")
+        for request in requests:
             live[request.id] = LiveRequest.start(Claimed(request, 1, []), self.card, request.id)
             self._scheduler.add(live[request.id].scheduled)
         while len(self._scheduler):
@@ -55,10 +71,11 @@ class OfflineEngine:
             outputs = self._executor.run(StepInput(rows, batch.num_decode_rows))
             if failed := [output.error for output in outputs if output.error]:
                 raise RuntimeError(failed[0])
+            for row, output in zip(batch.rows, outputs, strict=True):
+                live[row.request.id].note_prompt(row, output)
             self._scheduler.complete(batch, [output.token_ids for output in outputs])
         self._scheduler.check()
-        done = [live[str(index)].scheduled for index in range(len(prompts))]
-        return [Generated(r.tokens[r.num_prompt :], r.finish or "") for r in done]
+        return list(live.values())
 
     def close(self) -> None:
         self._executor.close()

@@ -36,7 +36,8 @@ class Statistics:
 
     def count_tokens(self, progress: Progress) -> None:
         request = progress.request
-        if progress.new_tokens and request.num_output == len(progress.new_tokens):
+        is_first = request.num_output == len(progress.new_tokens)
+        if is_first and (progress.new_tokens or progress.finish):
             self._cached_tokens += request.num_cached
         self._generation_tokens += len(progress.new_tokens)
 

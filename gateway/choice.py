@@ -6,7 +6,7 @@ Pure and synchronous. Knows no broker, no HTTP, no other choice.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -14,6 +14,7 @@ from noria.engine.wire.messages import FinishReason, TokenFrame, TokenLogprob
 from noria.engine.wire.tokenizer import Tokenizer
 from noria.gateway.errors import DeadlineExpired, EngineFault, RequestCancelled
 from noria.gateway.text.detokenizer import Detokenizer
+from noria.gateway.text.pieces import OutputParser, Piece
 from noria.gateway.text.stop_strings import StopStrings
 
 Ended = Literal["stop", "length"]
@@ -30,7 +31,8 @@ class ScoredToken:
 @dataclass(slots=True)
 class Delta:
     """What is new in one choice. `finish` is set exactly once, on its last delta; `consumed` are the output tokens
-    read so far, those whose text is held back included."""
+    read so far, those whose text is held back included. `pieces` are there for a choice with a parser: what its text
+    is made of (a parser may hold back other parts of it than a stop string does)."""
 
     index: int
     consumed: int = 0
@@ -38,28 +40,34 @@ class Delta:
     tokens: list[ScoredToken] = field(default_factory=list)
     finish: Ended | None = None
     prompt_logprobs: list[TokenLogprob | None] | None = None
+    pieces: list[Piece] = field(default_factory=list)
 
     def extend(self, later: Delta) -> None:
         """Take in the delta that follows this one, so that a slow reader gets few and large chunks."""
         self.text += later.text
         self.tokens += later.tokens
+        self.pieces += later.pieces
         self.finish = later.finish
         self.consumed = later.consumed
         self.prompt_logprobs = self.prompt_logprobs or later.prompt_logprobs
 
     def __bool__(self) -> bool:
-        return bool(self.text or self.tokens or self.finish or self.prompt_logprobs is not None)
+        return bool(self.text or self.tokens or self.pieces or self.finish or self.prompt_logprobs is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class TextOptions:
-    """The text conditions of a request. `end_ids` are the tokens that end it and are no part of its text."""
+    """The text conditions of a request. `end_ids` are the tokens that end it and are no part of its text; `spelled`
+    are the control tokens that are. `parser` makes what takes a choice's text apart, from the id of its request: what
+    a parser makes up (the ids of calls) is the same whenever the answer is read."""
 
     stop: tuple[str, ...] = ()
     include_stop: bool = False
     min_tokens: int = 0
     end_ids: frozenset[int] = frozenset()
     logprobs: bool = False
+    spelled: frozenset[int] = frozenset()
+    parser: Callable[[str], OutputParser] | None = None
 
 
 class ChoiceReader:
@@ -71,20 +79,22 @@ class ChoiceReader:
     sent does not depend on how the frames were batched.
     """
 
-    def __init__(self, index: int, tokenizer: Tokenizer, options: TextOptions) -> None:
+    def __init__(self, index: int, tokenizer: Tokenizer, options: TextOptions, request_id: str = "") -> None:
         self.index = index
         self.ended = False
         self.stopped_by_text = False  # the engine does not know yet: it has to be told
         self.num_tokens = 0  # output tokens consumed, the end token included
         self.prompt_tokens = 0
         self.cached_tokens = 0
+        self.reasoning_tokens = 0
         self._options = options
         self._epoch = 0
-        self._detokenizer = Detokenizer(tokenizer)
+        self._detokenizer = Detokenizer(tokenizer, options.spelled)
         self._stops = StopStrings(options.stop, include_stop_str_in_output=options.include_stop)
         self._text_chars = 0  # produced by the detokenizer
         self._sent_chars = 0
         self._held: deque[ScoredToken] = deque()
+        self._parser = None if options.parser is None else options.parser(request_id)
 
     def restart_epoch(self) -> None:
         """Accept any epoch again: the request was offered anew to a store that may have forgotten it."""
@@ -104,6 +114,8 @@ class ChoiceReader:
         self._read_tokens(frame, delta)
         if frame.finish is not None and not self.ended:
             self._finish(frame, delta)
+        if delta.finish is not None and self._parser is not None:
+            delta.pieces += self._parser.finish()
         delta.consumed = self.num_tokens
         return delta
 
@@ -115,7 +127,7 @@ class ChoiceReader:
         text_ids = token_ids
         if frame.finish is FinishReason.STOP and token_ids[-1] in self._options.end_ids:
             text_ids = token_ids[:-1]
-        if not self._options.logprobs and (len(text_ids) <= 1 or not self._options.stop):
+        if self._parser is None and not self._options.logprobs and (len(text_ids) <= 1 or not self._options.stop):
             self.num_tokens += len(token_ids) - len(text_ids)
             self._feed(text_ids, delta)
             return
@@ -124,6 +136,8 @@ class ChoiceReader:
             if scores is not None and self._options.logprobs:
                 self._held.append(ScoredToken(scores[place], self._text_chars))
             self._feed((token_id,), delta)
+            if self._parser is not None and self._parser.reasoning:
+                self.reasoning_tokens += 1
             if self.ended:
                 return
         self.num_tokens += len(token_ids) - len(text_ids)
@@ -139,7 +153,12 @@ class ChoiceReader:
             if stopped:
                 self.ended = self.stopped_by_text = True
                 delta.finish = "stop"
+        self._show(text, delta)
+
+    def _show(self, text: str, delta: Delta) -> None:
         delta.text += text
+        if self._parser is not None and text:
+            delta.pieces += self._parser.feed(text)
         self._release(len(text), delta)
 
     def _release(self, num_chars: int, delta: Delta) -> None:
@@ -161,9 +180,7 @@ class ChoiceReader:
             self.cached_tokens = frame.usage.cached_tokens
         self._emit(self._detokenizer.flush(), delta)
         if delta.finish is None:
-            rest = self._stops.flush()
-            delta.text += rest
-            self._release(len(rest), delta)
+            self._show(self._stops.flush(), delta)
             if self._stops.stopped:
                 delta.finish = "stop"
             else:

@@ -7,27 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Annotated, Any, TypeVar
 
 import orjson
 from fastapi import Depends, Request
-from starlette.requests import ClientDisconnect
 
 from noria.gateway.config import KeyEntry
-from noria.gateway.errors import BodyTimeout, BodyTooLarge, InvalidKey, InvalidRequest
+from noria.gateway.errors import InvalidKey, InvalidRequest
+from noria.gateway.http.body import ClientGone, read_body
 from noria.gateway.inner_call import TENANT
 from noria.gateway.services import Services, Tenant
 
 T = TypeVar("T")
-
-_SLOWEST = 16 * 1024
-"""Bytes per second that a large body must come at, on the whole."""
-
-
-class ClientGone(Exception):
-    """The client hung up; there is nobody to answer."""
 
 
 def services(request: Request) -> Services:
@@ -41,11 +33,14 @@ class KeyRing:
     def __init__(self, entries: tuple[KeyEntry, ...]) -> None:
         self._tenants = {_digest(entry.key): Tenant(entry.tenant, entry.weight) for entry in entries}
 
-    def tenant(self, authorization: str | None) -> Tenant:
-        """Whose key an Authorization header carries. Raises `InvalidKey`, which never repeats what was sent."""
+    def tenant(self, headers: Mapping[str, str]) -> Tenant:
+        """Whose key a request's headers carry: OpenAI's `Authorization: Bearer`, else Azure's `api-key`. Raises
+        `InvalidKey`, which never repeats what was sent."""
         if not self._tenants:
             return Tenant()
-        scheme, _, key = (authorization or "").strip().partition(" ")
+        scheme, _, key = headers.get("authorization", "").strip().partition(" ")
+        if not scheme:
+            scheme, key = "bearer", headers.get("api-key", "")
         if scheme.lower() != "bearer" or not key.strip():
             raise InvalidKey("You didn't provide an API key. Send it in an Authorization header: 'Bearer YOUR_KEY'.")
         tenant = self._tenants.get(_digest(key.strip()))
@@ -60,13 +55,16 @@ def authenticate(request: Request) -> Tenant:
     if isinstance(known, Tenant):
         return known
     keys: KeyRing = request.app.state.keys
-    return keys.tenant(request.headers.get("authorization"))
+    tenant = keys.tenant(request.headers)
+    request.state.organization = tenant.id  # for the answer's headers
+    return tenant
 
 
 async def json_object(request: Request) -> Mapping[str, Any]:
-    """The body as a JSON object, whatever content type it claims. Size, time and depth (1,024) are bounded."""
+    """The body as a JSON object, whatever content type it claims. Size, time and depth (1,024) are bounded. Where the
+    path names the model, as Azure's do, the body's `model` is that one."""
     settings = services(request).settings
-    raw = await _read_body(request, settings.max_body_bytes, settings.body_timeout)
+    raw = await read_body(request, settings.max_body_bytes, settings.body_timeout)
     try:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
@@ -74,32 +72,8 @@ async def json_object(request: Request) -> Mapping[str, Any]:
         raise InvalidRequest(message, code="invalid_json") from None
     if not isinstance(body, dict):
         raise InvalidRequest("The body of the request must be a JSON object.", code="invalid_json")
-    return body
-
-
-async def arriving(request: Request, limit: int) -> AsyncIterator[bytes]:
-    """A large body as it arrives. It may take `body_timeout` seconds and as long again as its bytes take at
-    `_SLOWEST`. Raises `BodyTooLarge`, `BodyTimeout` and `ClientGone`."""
-    claimed = request.headers.get("content-length", "")
-    if claimed.isdigit() and int(claimed) > limit:
-        raise BodyTooLarge(f"The request body has {claimed} bytes, more than the {limit} allowed.")
-    patience, began, size = services(request).settings.body_timeout, time.monotonic(), 0
-    parts = aiter(request.stream())
-    while True:
-        left = patience + size / _SLOWEST - (time.monotonic() - began)
-        try:
-            async with asyncio.timeout(left):
-                part = await anext(parts)
-        except StopAsyncIteration:
-            return
-        except TimeoutError:
-            raise BodyTimeout("The request body arrives too slowly.") from None
-        except ClientDisconnect:
-            raise ClientGone from None
-        size += len(part)
-        if size > limit:
-            raise BodyTooLarge(f"The request body has more than the {limit} bytes allowed.")
-        yield part
+    deployment = getattr(request.state, "deployment", None)
+    return body if deployment is None else {**body, "model": deployment}
 
 
 async def until_client_leaves(request: Request, work: Awaitable[T]) -> T:
@@ -125,24 +99,6 @@ async def cancel_and_wait(*tasks: asyncio.Future[Any]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _read_body(request: Request, limit: int, timeout: float) -> bytes:
-    claimed = request.headers.get("content-length", "")
-    if claimed.isdigit() and int(claimed) > limit:
-        raise BodyTooLarge(f"The request body has {claimed} bytes, more than the {limit} allowed.")
-    body = bytearray()
-    try:
-        async with asyncio.timeout(timeout):
-            async for part in request.stream():
-                body += part
-                if len(body) > limit:
-                    raise BodyTooLarge(f"The request body has more than the {limit} bytes allowed.")
-    except TimeoutError:
-        raise BodyTimeout(f"The request body did not arrive within {timeout:g} seconds.") from None
-    except ClientDisconnect:
-        raise ClientGone from None
-    return bytes(body)
 
 
 def _digest(key: str) -> bytes:

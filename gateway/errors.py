@@ -14,6 +14,7 @@
     ├── WrongState 409                what is there cannot have that done to it now
     ├── IdempotencyConflict 409       the key belongs to another request, or to one whose answer is not to be had
     ├── BodyTooLarge 413
+    ├── UnsupportedEncoding 415       the body is compressed in a way that is not served
     ├── Overloaded 503                no live engine, the store is away, or the queue is full: try again later
     │   ├── RateLimited 429           this tenant has too much waiting
     │   └── ShuttingDown 503          this gateway is on its way out: another one serves
@@ -136,6 +137,15 @@ class BodyTooLarge(GatewayError):
     status = 413
     type = "invalid_request_error"
     code = "request_too_large"
+
+
+class UnsupportedEncoding(GatewayError):
+    status = 415
+    type = "invalid_request_error"
+    code = "unsupported_content_encoding"
+
+    def headers(self) -> dict[str, str]:
+        return {"accept-encoding": "gzip, deflate"}
 
 
 class Overloaded(GatewayError):

@@ -54,8 +54,10 @@ class Generation:
         self._lingering = lingering
         self._metrics = metrics
         self._model_id = model.card.id
-        readers = (ChoiceReader(index, model.tokenizer, options) for index in range(len(request_ids)))
-        self._readers = dict(zip(request_ids, readers, strict=True))
+        self._readers = {
+            request_id: ChoiceReader(index, model.tokenizer, options, request_id)
+            for index, request_id in enumerate(request_ids)
+        }
         self._prompt_tokens = prompt_tokens
         self.ticket = ticket
         self._transcripts = {i: Transcript(i) for i in request_ids} if ticket is not None else None

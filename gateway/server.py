@@ -18,7 +18,7 @@ from noria.engine.wire.broker import redact
 from noria.engine.wire.logs import configure
 from noria.gateway.app import create_app
 from noria.gateway.config import GatewaySettings
-from noria.gateway.protocol import bounded
+from noria.gateway.http.protocol import bounded
 from noria.gateway.services import Services
 
 log = structlog.get_logger(__name__)

@@ -14,10 +14,12 @@ import msgspec
 from noria.engine.wire.broker import GatewayBroker
 from noria.engine.wire.messages import GenerationRequest, SamplingParams
 from noria.engine.wire.record_store import RecordStore
+from noria.gateway.batches.register import BatchRegister
 from noria.gateway.choice import TextOptions
 from noria.gateway.config import GatewaySettings
 from noria.gateway.drain import Drain
 from noria.gateway.errors import InvalidRequest
+from noria.gateway.files import Files
 from noria.gateway.generation import Generation
 from noria.gateway.linger import Lingering
 from noria.gateway.metrics import GatewayMetrics
@@ -67,6 +69,8 @@ class Services:
     tickets: TicketOffice
     lingering: Lingering
     drain: Drain
+    files: Files
+    batches: BatchRegister
 
     def generation(self, tenant: Tenant, question: Question, group: str, ticket: Ticket | None) -> Generation:
         """The answer's generation. Its requests are named after `group`. Nothing is sent before it is entered."""

@@ -12,6 +12,7 @@ from contextlib import suppress
 import structlog
 
 from noria.engine.wire.broker import BrokerUnavailable, QueueFull
+from noria.gateway.batches.dispatch import BatchDispatch
 from noria.gateway.dependencies import cancel_and_wait
 from noria.gateway.services import Services
 
@@ -24,14 +25,17 @@ _PERIOD = 1.0
 class Upkeep:
     """Runs between `start` and `stop`."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, dispatch: BatchDispatch) -> None:
         self._services = services
+        self._dispatch = dispatch
         self._tasks: list[asyncio.Task[None]] = []
+        self._batches: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
         self._tasks = [asyncio.create_task(self._run(), name="upkeep")]
 
     async def stop(self) -> None:
+        await cancel_and_wait(*self._batches)  # first: their lines leave as clients do, and go on without us
         for sink in list(self._services.pump.sinks()):
             sink.cut_off()
         await self._services.lingering.stop()
@@ -43,6 +47,8 @@ class Upkeep:
     async def _run(self) -> None:
         await self._connect()
         self._tasks.append(asyncio.create_task(_for_ever("frame pump", self._services.pump.run), name="frame pump"))
+        if self._services.settings.batch_concurrency:
+            self._batches.append(asyncio.create_task(self._dispatch.run(), name="batches"))
         await _for_ever("upkeep", self._tend)
 
     async def _connect(self) -> None:

@@ -204,8 +204,8 @@ HOMES = {
         "gateway/dependencies.py",
         "gateway/errors.py",
         "gateway/server.py",
-        # The two ASGI layers beneath them: the outermost one, and the writer of event streams.
-        "gateway/request_context.py",
+        # The ASGI layers beneath them: those that every request goes through, and the writer of event streams.
+        "gateway/http/",
         "gateway/answering.py",
         "gateway/streaming.py",
     ),

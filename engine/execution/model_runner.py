@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from noria.engine.execution.pooling import pool
 from noria.engine.execution.ragged import FlatBatch, flatten
 from noria.engine.execution.sampler import logprobs, sample, token_logprob
 from noria.engine.execution.step import RowOutput, StepInput
@@ -35,14 +36,31 @@ class ModelRunner:
             logits = self._model.logits(hidden[batch.logit_rows[: batch.num_sampled]])
             sampled = iter(sample(logits, [row.sampling for row in step.rows if row.sampling is not None]))
             prompts = self._prompt_logprobs(step, batch, hidden)
+            pooled = self._pool(step, batch, hidden)
         outputs: list[RowOutput] = []
-        for row, prompt in zip(step.rows, prompts, strict=True):
+        for place, (row, prompt) in enumerate(zip(step.rows, prompts, strict=True)):
+            if row.pooling is not None:
+                outputs.append(pooled[place])
+                continue
             output = next(sampled) if row.sampling is not None else RowOutput()
             outputs.append(
                 output
                 if prompt is None
                 else RowOutput(output.token_ids, output.logprobs, prompt_logprobs=prompt, error=output.error)
             )
+        return outputs
+
+    def _pool(self, step: StepInput, batch: FlatBatch, hidden: Tensor) -> dict[int, RowOutput]:
+        """By place in the step: outputs of the rows that become part of a vector. They sample nothing."""
+        outputs: dict[int, RowOutput] = {}
+        starts = batch.layout.query_start
+        for place, row in enumerate(step.rows):
+            if row.pooling is None:
+                continue
+            states = self._model.final(hidden[int(starts[place]) : int(starts[place + 1])])
+            vector = pool(states, row.pooling, row.start + len(row.token_ids))
+            broken = "the model's hidden states are not finite" if vector is None else None
+            outputs[place] = RowOutput(pooled=vector, error=broken)
         return outputs
 
     def _prompt_logprobs(self, step: StepInput, batch: FlatBatch, hidden: Tensor) -> list[list[TokenLogprob] | None]:

@@ -24,6 +24,15 @@ class Sampling(msgspec.Struct, frozen=True):
     banned: tuple[int, ...] = ()
 
 
+class Pooling(msgspec.Struct, frozen=True):
+    """How a row's hidden states become its request's vector. `kind` is "mean" or "last". `carried` is what the chunk
+    before gave (empty: there was none); `is_last` asks for the vector."""
+
+    kind: str
+    carried: bytes = b""
+    is_last: bool = False
+
+
 class RowInput(msgspec.Struct, frozen=True):
     """New tokens of one request: `token_ids` stand at positions `start`, `start + 1`, …
 
@@ -36,6 +45,7 @@ class RowInput(msgspec.Struct, frozen=True):
     sampling: Sampling | None  # None: the row does not reach the end of what is known
     prompt_targets: list[int] | None = None
     prompt_alternatives: int = 0
+    pooling: Pooling | None = None
 
 
 class StepInput(msgspec.Struct, frozen=True):
@@ -46,9 +56,11 @@ class StepInput(msgspec.Struct, frozen=True):
 
 
 class RowOutput(msgspec.Struct, frozen=True):
-    """What one row gave. `error` names a fault of this row alone; its other fields are then empty."""
+    """What one row gave. `error` names a fault of this row alone; its other fields are then empty. `pooled` is the
+    vector (little-endian float32), or what the next chunk of the prompt must carry."""
 
     token_ids: tuple[int, ...] = ()
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob] | None = None
     error: str | None = None
+    pooled: bytes | None = None

@@ -70,10 +70,15 @@ class Decoder:
         return x
 
     @torch.inference_mode()
+    def final(self, hidden: Tensor) -> Tensor:
+        """Hidden states [N, hidden] behind the final norm, as embeddings are made of: float32 [N, hidden]."""
+        return ops.rms_norm(hidden, self._weights.norm, self.spec.norm_eps)
+
+    @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Next-token logits of hidden states [L, hidden]: float32 [L, vocab]. The head is the largest matrix, so only
         the tokens that need it come here."""
-        return ops.linear(ops.rms_norm(hidden, self._weights.norm, self.spec.norm_eps), self._weights.head)
+        return ops.linear(self.final(hidden), self._weights.head)
 
     def _attention(
         self,

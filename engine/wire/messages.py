@@ -142,6 +142,8 @@ class ModelCard(msgspec.Struct, frozen=True):
     reserve_output: bool  # True where admission reserves prompt + max_tokens (policies static and orca)
     policy: str
     fingerprint: str  # system_fingerprint: weights, precision and version
+    embedding_size: int = 0  # numbers in a pooled request's vector; 0: this model gives none
+    pooling: str = "mean"  # how vectors are made unless a request says otherwise: "mean" or "last"
     wire_version: int = WIRE_VERSION
 
 

@@ -14,15 +14,13 @@ from fastapi import APIRouter, Request, Response
 from noria.engine.wire.messages import Usage
 from noria.engine.wire.tokenizer import Tokenizer
 from noria.gateway.answering import Identity, respond
+from noria.gateway.chat_question import chat_question
 from noria.gateway.choice import Delta
 from noria.gateway.delivery import delivery
 from noria.gateway.dependencies import ServicesDep, TenantDep, json_object
-from noria.gateway.prompts import chat_prompt, room_left
-from noria.gateway.sampling import check_stop_count, sampling_params, text_options
 from noria.gateway.schemas.answers import Chunks, Head, chat_logprobs, usage_fields
 from noria.gateway.schemas.chat import ChatRequest
 from noria.gateway.schemas.strict import parse
-from noria.gateway.services import Question
 from noria.gateway.streaming import DONE
 
 router = APIRouter()
@@ -33,20 +31,10 @@ async def chat_completions(request: Request, services: ServicesDep, tenant: Tena
     given = await json_object(request)
     body = parse(ChatRequest, given)
     wanted = delivery(request.headers, "chat/completions", given, stream=body.stream)
-    check_stop_count(body, services.settings.max_stop_strings)
-    services.check_choices(1, body.n)
-    model = await services.directory.resolve(body.model)
-    prompt = await chat_prompt(model, body)
-    param = "messages" if body.wanted_tokens is None else "max_tokens"
-    max_tokens = room_left(model.card, len(prompt), body.wanted_tokens, default=None, param=param)
-    params = sampling_params(
-        model.card, body, max_tokens=max_tokens, logprobs=body.wanted_logprobs, prompt_logprobs=None
-    )
-    options = text_options(model.card, body, logprobs=body.logprobs)
-    question = Question(model, body, [prompt], [params], options)
+    question = await chat_question(services, body)
 
     def shape(identity: Identity) -> _Answer:
-        return _Answer(body, model.card.id, model.tokenizer, identity)
+        return _Answer(body, question.model.card.id, question.model.tokenizer, identity)
 
     return await respond(request, services, tenant, wanted, question, "chatcmpl-", shape)
 

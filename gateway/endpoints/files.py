@@ -11,8 +11,9 @@ import orjson
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 
-from noria.gateway.dependencies import ServicesDep, TenantDep, arriving
+from noria.gateway.dependencies import ServicesDep, TenantDep
 from noria.gateway.errors import InvalidRequest, WrongState
+from noria.gateway.http.body import arriving
 from noria.gateway.listing import page, page_query, unknown_cursor
 from noria.gateway.multipart import MAX_FIELD_BYTES, MAX_FIELDS, Form
 from noria.gateway.schemas.files import PURPOSES, shown
@@ -27,7 +28,8 @@ _FORM_BYTES = 2 * MAX_FIELDS * MAX_FIELD_BYTES
 @router.post("/files")
 async def upload_file(request: Request, services: ServicesDep, tenant: TenantDep) -> Response:
     form = Form(request.headers.get("content-type"))
-    body = arriving(request, services.settings.max_file_bytes + _FORM_BYTES)
+    settings = services.settings
+    body = arriving(request, settings.max_file_bytes + _FORM_BYTES, settings.body_timeout)
     file_id, file = await services.files.take_in(tenant.id, form, body)
     return _json(shown(file_id, file))
 

@@ -18,12 +18,12 @@ _PATIENCE = 2.0
 """Seconds for a store that is only slow: a probe that hangs tells nothing."""
 
 
-@router.api_route("/healthz", methods=["GET", "HEAD"])
+@router.get("/healthz")
 async def healthz() -> Response:
     return Response(b'{"status":"ok"}', media_type="application/json")
 
 
-@router.api_route("/readyz", methods=["GET", "HEAD"])
+@router.get("/readyz")
 async def readyz(services: ServicesDep) -> Response:
     """200 once the store answers and an engine with a live lease serves a model; else 503 with the reason."""
     if services.drain.begun:

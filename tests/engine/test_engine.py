@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import threading
 import time
+from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -52,7 +53,8 @@ def next_token(last: int) -> int:
 
 
 class TinyModel:
-    """Fails whole iterations that hold the token BAD, and gives broken logits to rows that hold BROKEN_LOGITS."""
+    """Fails whole iterations that hold the token BAD, and gives broken logits to rows that hold BROKEN_LOGITS. The
+    vector of a pooled row is its token ids, one after the other."""
 
     def __init__(self) -> None:
         self.batch_sizes: list[int] = []
@@ -66,6 +68,8 @@ class TinyModel:
         return [
             RowOutput(error="planted")
             if BROKEN_LOGITS in row.token_ids
+            else RowOutput(pooled=row.pooling.carried + array("i", row.token_ids).tobytes())
+            if row.pooling
             else RowOutput((next_token(row.token_ids[-1]),) if row.sampling else ())
             for row in step.rows
         ]
@@ -265,6 +269,53 @@ async def test_max_tokens_zero_computes_the_prompt_and_ends(client: Client, engi
     await client.send("zero", list(range(100)), sampling={"max_tokens": 0})
     assert await client.ends("zero") == ["length"]
     assert client.tokens["zero"] == []
+
+
+@pytest.mark.parametrize("kind", ["mean", "last"])
+async def test_a_vector_comes_with_the_end_beside_running_streams(
+    client: Client, engine: RunningEngine, kind: str
+) -> None:
+    prompt = [7] * 150  # three chunks; the second time the blocks of all but the last tokens are known
+    await client.send("stream", [10], sampling={"max_tokens": 40})
+    for name in ("one", "two"):
+        await client.send(name, prompt, pooling=kind, sampling={"max_tokens": 0})
+        assert await client.ends(name) == ["stop"]
+    assert await client.ends("stream") == ["length"] and client.last["stream"].embedding is None
+    seen = [list(array("i", client.last[name].embedding or b"")) for name in ("one", "two")]
+    # A mean is of every position, whatever the prefix cache holds; the last one may start behind it.
+    assert seen == ([prompt, prompt] if kind == "mean" else [[7] * len(vector) for vector in seen])
+    assert kind == "mean" or all(0 < len(vector) <= 64 for vector in seen)
+    cached = [usage.cached_tokens for name in ("one", "two") if (usage := client.last[name].usage)]
+    assert cached == ([0, 0] if kind == "mean" else [0, 144])
+    assert client.tokens["one"] == [] and client.last["one"].usage.prompt_tokens == 150  # type: ignore[union-attr]
+    engine.scheduler.check()
+
+
+async def test_a_vector_that_cannot_be_computed_is_an_error(client: Client, engine: RunningEngine) -> None:
+    await client.send("nan", [5, BROKEN_LOGITS, 7], pooling="mean", sampling={"max_tokens": 0})
+    await client.send("kind", [5], pooling="cls", sampling={"max_tokens": 0})
+    await client.send("fine", [5], pooling="mean", sampling={"max_tokens": 0})
+    assert await client.ends("nan", "kind", "fine") == ["error", "error", "stop"]
+    assert "cls" in (client.last["kind"].error or "")
+
+
+async def test_another_engine_reads_a_pooled_prompt_from_its_start(client: Client, store: str) -> None:
+    first = RunningEngine(store, lease_seconds=0.6)
+    first.model.pace = 0.1
+    prompt = list(range(400))
+    await client.send("r", prompt, pooling="mean", sampling={"max_tokens": 0})
+    while len(first.model.batch_sizes) < 3:
+        await asyncio.sleep(0.01)
+    first.halt()
+    second = RunningEngine(store)
+    try:
+        while not await client.broker.reap("tiny"):
+            await asyncio.sleep(0.05)
+        assert await client.ends("r") == ["stop"]
+        assert list(array("i", client.last["r"].embedding or b"")) == prompt
+    finally:
+        second.stop()
+        first.broker.close()
 
 
 async def test_another_engine_goes_on_where_one_died(client: Client, store: str) -> None:

@@ -35,7 +35,7 @@ from noria.engine.wire.messages import (
 from noria.engine.wire.tokenizer import Tokenizer
 from noria.gateway.app import create_app
 from noria.gateway.config import GatewaySettings
-from noria.gateway.protocol import bounded
+from noria.gateway.http.protocol import bounded
 
 KEY = "sk-test-key"
 NUM_PLACES = 16

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from noria.engine.wire.messages import FinishReason, TokenFrame, TokenLogprob, Usage
 from noria.gateway.choice import ChoiceReader, Delta, TextOptions
 from noria.gateway.errors import DeadlineExpired, EngineFault, RequestCancelled
+from noria.gateway.text.pieces import Piece, ReasoningPiece, TextPiece, ToolCallPiece, joined
 
 TEXT = "Hell🎉 wörld, one two three."
 
@@ -136,3 +137,52 @@ def test_a_forgotten_request_may_start_again_under_a_lower_epoch(tokenizer):
     early = read(reader, frames(ids, [4], epoch=7)[:1]).text
     reader.restart_epoch()
     assert early + read(reader, frames(ids, [9], epoch=1)).text == TEXT
+
+
+class Slashes:
+    """Thoughts up to the first slash, text up to the second, then one call."""
+
+    def __init__(self, request_id: str) -> None:
+        self._id = request_id
+        self._slashes = 0
+        self._held = ""
+
+    @property
+    def reasoning(self) -> bool:
+        return self._slashes == 0
+
+    def feed(self, text: str) -> list[Piece]:
+        pieces: list[Piece] = []
+        for n, part in enumerate((self._held + text).split("/")):
+            if n:
+                self._slashes += 1
+                if self._slashes == 2:
+                    pieces.append(ToolCallPiece(0, self._id, "f", ""))
+            if part and self._slashes < 2:
+                pieces.append((ReasoningPiece, TextPiece)[self._slashes](part))
+            elif part:
+                pieces.append(ToolCallPiece(0, None, None, part))
+        return pieces
+
+    def finish(self) -> list[Piece]:
+        return [ToolCallPiece(0, None, None, "!")]
+
+
+@given(st.lists(st.integers(1, 40)), st.sampled_from([(), ("two",), ("/x",)]), st.booleans())
+def test_a_parser_sees_the_visible_text_however_frames_are_cut(tokenizer, cuts, stops, logprobs):
+    eos = tokenizer.control_tokens["<|im_end|>"]
+    ids = [*tokenizer.encode("Hmm 🎉/One"), eos, *tokenizer.encode("/two x")]
+    options = TextOptions(stop=stops, logprobs=logprobs, spelled=frozenset((eos,)), parser=Slashes)
+    reader = ChoiceReader(0, tokenizer, options, "id")
+    whole = read(reader, frames(ids, cuts, scored=logprobs))
+    parts = joined(whole.pieces)
+    assert (parts.reasoning, parts.text) == ("Hmm 🎉", "One<|im_end|>")
+    assert whole.text == "Hmm 🎉/One<|im_end|>/" + ("" if stops == ("two",) else "two x")
+    (call,) = parts.calls
+    assert (call.id, call.name, call.arguments) == ("id", "f", "!" if stops == ("two",) else "two x!")
+    held_by_a_stop = stops == ("/x",)  # the slash is seen a token later
+    assert reader.reasoning_tokens == len(tokenizer.encode("Hmm 🎉")) + held_by_a_stop
+
+
+def test_without_a_parser_there_are_no_pieces(tokenizer):
+    assert read(ChoiceReader(0, tokenizer, TextOptions()), frames(tokenizer.encode("a/b/c"), [2])).pieces == []

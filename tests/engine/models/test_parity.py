@@ -19,6 +19,8 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+from noria.engine.execution.model_runner import ModelRunner
+from noria.engine.execution.step import Pooling, RowInput, StepInput
 from noria.engine.models.build import build_weights
 from noria.engine.models.decoder import Decoder
 from noria.engine.models.gguf_checkpoint import GGUFCheckpoint
@@ -125,6 +127,29 @@ def test_demo_greedy_tokens_equal_transformers(demo: tuple[Decoder, Any]) -> Non
             torch.tensor([prompt]), max_new_tokens=12, min_new_tokens=12, do_sample=False, eos_token_id=None
         )
         assert output == ids[0, len(prompt) :].tolist()
+
+
+def test_demo_embeddings_equal_transformers(demo: tuple[Decoder, Any]) -> None:
+    model, reference = demo
+    prompts = random_prompts(model.spec.vocab_size, [1, 5, 40, 100])
+    runner = ModelRunner(model, pools_for(model, len(prompts)), BLOCK_SIZE)
+    blocks = [[block * len(prompts) + i for block in range(7)] for i in range(len(prompts))]
+    for kind in ("mean", "last"):
+        carried = [b""] * len(prompts)
+        for start in (0, 33, 66, 99):  # everybody's next 33 tokens
+            left = [i for i, prompt in enumerate(prompts) if len(prompt) > start]
+            ends = {i: start + 33 >= len(prompts[i]) for i in left}
+            pooled = {i: Pooling(kind, carried[i], ends[i]) if kind == "mean" or ends[i] else None for i in left}
+            rows = [RowInput(prompts[i][start : start + 33], start, blocks[i], None, pooling=pooled[i]) for i in left]
+            for i, output in zip(left, runner.execute(StepInput(rows, 0)), strict=True):
+                carried[i] = output.pooled or b""
+        for prompt, vector in zip(prompts, carried, strict=True):
+            with torch.inference_mode():
+                hidden = reference.model(torch.tensor([prompt])).last_hidden_state[0]
+            expected = hidden.mean(dim=0) if kind == "mean" else hidden[-1]
+            found = torch.frombuffer(bytearray(vector), dtype=torch.float32)
+            assert float(torch.cosine_similarity(found, expected, dim=0)) > 0.999999
+            assert float((found - expected).abs().max()) < 1e-4 * float(expected.abs().max())
 
 
 LLAMA3_ROPE = {

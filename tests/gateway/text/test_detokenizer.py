@@ -45,8 +45,8 @@ def test_a_character_cut_short_ends_in_a_replacement(tokenizer: Tokenizer) -> No
 def test_white_space_and_control_tokens(tokenizer: Tokenizer) -> None:
     ids = [1, *tokenizer.encode("  \n\t a  \n"), 2]
     assert Detokenizer(tokenizer).feed(ids) == "  \n\t a  \n"
-    assert Detokenizer(tokenizer, spell_control=True).feed(ids) == "<|im_start|>  \n\t a  \n<|im_end|>"
-    assert Detokenizer(tokenizer, spell_control=True).feed([2]) == "<|im_end|>"
+    assert Detokenizer(tokenizer, {1, 2}).feed(ids) == "<|im_start|>  \n\t a  \n<|im_end|>"
+    assert Detokenizer(tokenizer, {2}).feed([2]) == "<|im_end|>"
     assert Detokenizer(tokenizer).feed([2]) == Detokenizer(tokenizer).feed([]) == ""
 
 

@@ -15,9 +15,10 @@ import time
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from noria.gateway.dependencies import ClientGone
 from noria.gateway.drain import Drain
 from noria.gateway.errors import SHUTTING_DOWN, UNEXPECTED, ShuttingDown, respond
+from noria.gateway.http.addresses import settle
+from noria.gateway.http.body import ClientGone
 from noria.gateway.metrics import GatewayMetrics
 
 log = structlog.get_logger(__name__)
@@ -28,7 +29,7 @@ _CLIENT_GONE = 499  # never sent: how a request that nobody waits for any more i
 
 
 class RequestContext:
-    """Wraps the app. A trailing slash in the path is ignored."""
+    """Wraps the app. `addresses` says which spellings of a path mean the same."""
 
     def __init__(self, app: ASGIApp, metrics: GatewayMetrics, drain: Drain) -> None:
         self._app = app
@@ -38,9 +39,7 @@ class RequestContext:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        path: str = scope["path"]
-        if len(path) > 1 and path.endswith("/"):
-            scope["path"] = path.rstrip("/") or "/"
+        settle(scope)
         if scope["path"] in _PROBES:
             return await self._answer(scope, receive, send)
         self._drain.open += 1
@@ -65,6 +64,8 @@ class RequestContext:
                     (b"openai-processing-ms", took),
                     (b"openai-version", b"2020-10-01"),
                 ]
+                if organization := scope.get("state", {}).get("organization"):
+                    own.append((b"openai-organization", organization.encode()))
                 message = {**message, "headers": [*message.get("headers", ()), *own]}
             await send(message)
 
