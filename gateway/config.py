@@ -61,7 +61,9 @@ class GatewaySettings(BaseSettings):
     resume_window: float = Field(
         30.0, gt=0, le=3600, description="Time that a resumable answer runs on without its client"
     )
-    response_ttl: float = Field(30 * 86_400.0, gt=0, description="Time that a stored response or chat completion is kept")
+    response_ttl: float = Field(
+        30 * 86_400.0, gt=0, description="Time that a stored response or chat completion is kept"
+    )
     conversation_ttl: float = Field(365 * 86_400.0, gt=0, description="Time that a conversation outlives its last use")
     max_response_bytes: int = Field(
         256 * 1024 * 1024, ge=1024, description="Stored answers of one tenant and kind at most: then the oldest go"

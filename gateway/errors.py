@@ -132,6 +132,9 @@ class BodyTimeout(GatewayError):
     type = "invalid_request_error"
     code = "request_timeout"
 
+    def headers(self) -> dict[str, str]:
+        return {"connection": "close"}  # else the rest could trickle in for ever
+
 
 class BodyTooLarge(GatewayError):
     status = 413

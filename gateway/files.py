@@ -59,7 +59,9 @@ class Files:
             size = await self._append_all(tenant, file_id, form.file(body))
             fields = parse(UploadFields, nested(form.fields))
             if form.filename is None:
-                raise InvalidRequest("Missing required parameter: 'file'.", param="file", code="missing_required_parameter")
+                raise InvalidRequest(
+                    "Missing required parameter: 'file'.", param="file", code="missing_required_parameter"
+                )
             if fields.purpose == "batch" and size > MAX_BATCH_BYTES:
                 raise BodyTooLarge(f"A file for a batch has {MAX_BATCH_BYTES} bytes at most; this one has {size}.")
             life = fields.expires_after.seconds if fields.expires_after else None
@@ -68,9 +70,7 @@ class Files:
             expires_at = int(now) + life if life is not None else None
             file = FileRecord(form.filename, fields.purpose, int(now), size, expires_at, complete=True)
             assert version is not None
-            if not await self._records.replace_if(
-                tenant, FILE, file_id, version, _encode(file), ttl=life or _FOR_EVER
-            ):
+            if not await self._records.replace_if(tenant, FILE, file_id, version, _encode(file), ttl=life or _FOR_EVER):
                 raise InvalidRequest("The upload took too long.", code="upload_expired")
         except BaseException:
             with suppress(BrokerUnavailable):  # then it goes by itself

@@ -80,7 +80,9 @@ class InnerCall:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self._status = message["status"]
-            self._headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in message["headers"]}
+            self._headers = {
+                name.decode("latin-1").lower(): value.decode("latin-1") for name, value in message["headers"]
+            }
         else:
             self._parts.append(message.get("body", b""))
 

@@ -100,7 +100,8 @@ def _details(usage: Mapping[str, Any], *kinds: str) -> Mapping[str, Any]:
 def _pause(attempt: int, headers: Mapping[str, str]) -> float:
     first, most = _PAUSES
     told = float(headers.get("retry-after-ms", 0)) / 1000
-    return max(told, min(most, first * 2 ** min(attempt, 10))) * random.uniform(0.75, 1.25)
+    backoff: float = min(most, first * 2 ** min(attempt, 10))
+    return max(told, backoff) * random.uniform(0.75, 1.25)
 
 
 async def _unless(event: asyncio.Event, work: Awaitable[T]) -> T | None:

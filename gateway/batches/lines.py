@@ -73,7 +73,8 @@ def parsed(number: int, raw: bytes, endpoint: str) -> Line:
         raise Faulty("invalid_json_line", "This line is not a JSON object.", line=number)
     custom_id = _text(given, "custom_id", number)
     if len(custom_id) > _MAX_CUSTOM_ID:
-        raise Faulty("invalid_request", f"It is longer than {_MAX_CUSTOM_ID} characters.", line=number, param="custom_id")
+        message = f"'custom_id' is longer than {_MAX_CUSTOM_ID} characters."
+        raise Faulty("invalid_request", message, line=number, param="custom_id")
     if _text(given, "method", number) != "POST":
         raise Faulty("invalid_method", "The method must be POST.", line=number, param="method")
     if _text(given, "url", number) != endpoint:
@@ -138,7 +139,7 @@ class Check:
         if self.endpoint.endswith("/embeddings"):
             given = line.body.get("input")
             several = isinstance(given, list) and not (given and isinstance(given[0], int))
-            self._num_inputs += len(given) if several else 1
+            self._num_inputs += len(given) if isinstance(given, list) and several else 1
 
     def _too_many(self) -> bool:
         if self.total > MAX_LINES:

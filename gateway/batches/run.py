@@ -17,7 +17,7 @@ import structlog
 from noria.engine.wire.batch_store import BatchKey, BatchStore, LeaseLost, is_done
 from noria.engine.wire.broker import BrokerUnavailable
 from noria.gateway.batches.attempts import Ask, Stop, answer, counts
-from noria.gateway.batches.lines import Check, Faulty, Line, answered, numbered, parsed, unanswered
+from noria.gateway.batches.lines import Check, Line, answered, numbered, parsed, unanswered
 from noria.gateway.batches.register import BatchRegister
 from noria.gateway.dependencies import cancel_and_wait
 from noria.gateway.errors import ModelNotFound, ObjectNotFound, Overloaded
@@ -213,5 +213,7 @@ class BatchRun:
             await self._tools.files.discard(batch.tenant, file_id)
 
     async def _lines(self, batch: Batch) -> AsyncIterator[tuple[int, bytes]]:
-        async for line in numbered(self._tools.files.read(batch.tenant, batch.input_file_id), self._tools.max_line_bytes):
+        async for line in numbered(
+            self._tools.files.read(batch.tenant, batch.input_file_id), self._tools.max_line_bytes
+        ):
             yield line

@@ -10,7 +10,7 @@ import time
 
 import orjson
 from fastapi import APIRouter, Request, Response
-from fastapi.routing import APIRoute
+from starlette.routing import Match
 
 from noria.engine.wire.batch_store import BatchKey
 from noria.gateway.dependencies import ServicesDep, TenantDep, json_object
@@ -33,8 +33,7 @@ _SPARE = 7 * 86_400
 @router.post("/batches")
 async def create_batch(request: Request, services: ServicesDep, tenant: TenantDep) -> Response:
     body = parse(BatchRequest, await json_object(request))
-    served = {route.path for route in request.app.routes if isinstance(route, APIRoute)}
-    choice = [endpoint for endpoint in ENDPOINTS if endpoint in served]
+    choice = [endpoint for endpoint in ENDPOINTS if _is_served(request, endpoint)]
     if body.endpoint not in choice:
         message = f"Invalid value for 'endpoint': '{body.endpoint}'. Supported values are: {', '.join(choice)}."
         raise InvalidRequest(message, param="endpoint", code="invalid_value")
@@ -91,6 +90,11 @@ async def cancel_batch(batch_id: str, services: ServicesDep, tenant: TenantDep) 
         return batch.at("cancelling", time.time())
 
     return await _shown(services, await services.batches.change(BatchKey(tenant.id, batch_id), step))
+
+
+def _is_served(request: Request, path: str) -> bool:
+    asked = {**request.scope, "method": "POST", "path": path}
+    return any(route.matches(asked)[0] is Match.FULL for route in request.app.routes)
 
 
 async def _shown(services: Services, batch: Batch) -> Response:

@@ -61,7 +61,9 @@ async def delete_file(file_id: str, services: ServicesDep, tenant: TenantDep) ->
     await services.files.find(tenant.id, file_id)
     reader = await services.batches.reading(tenant.id, file_id)
     if reader is not None:
-        raise WrongState(f"The batch {reader.id} still reads this file. Cancel it first.", param="id", code="file_in_use")
+        raise WrongState(
+            f"The batch {reader.id} still reads this file. Cancel it first.", param="id", code="file_in_use"
+        )
     await services.files.delete(tenant.id, file_id)
     return _json({"id": file_id, "object": "file", "deleted": True})
 

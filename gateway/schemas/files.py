@@ -44,7 +44,6 @@ class FileRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     expires_at: int | None = None
     complete: bool = False
 
-
     def gone(self, now: float) -> bool:
         """Whether nobody sees it: not yet, or not any more."""
         return not self.complete or (self.expires_at is not None and now >= self.expires_at)
