@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -24,6 +25,7 @@ from noria.engine.models.spec import ModelSpec
 from noria.engine.scheduling.kv_blocks import KVBlocks
 from noria.engine.scheduling.policy import POLICIES
 from noria.engine.scheduling.scheduler import Scheduler
+from noria.engine.trace import IterationLog, TraceStart
 from noria.engine.wire.messages import ModelCard, TokenizerFiles
 from noria.kernels import ops
 
@@ -80,6 +82,23 @@ def plan(config: EngineConfig) -> Plan:
     )
 
 
+def open_trace(plan: Plan) -> IterationLog | None:
+    """The iteration log, if one is wanted. Raises ValueError where it cannot be written."""
+    config = plan.config
+    if not config.trace_iterations:
+        return None
+    start = TraceStart(
+        model=plan.name,
+        policy=config.policy,
+        max_batch_size=config.max_batch_size,
+        max_batch_tokens=config.max_batch_tokens,
+        num_blocks=plan.num_blocks,
+        block_size=config.block_size,
+        started=time.time(),
+    )
+    return IterationLog(Path(config.trace_iterations).expanduser(), start)
+
+
 def assemble(plan: Plan, progress: Callable[[int, int], None] | None = None) -> Assembly:
     """Load the weights and build everything around them. `progress` gets bytes done and bytes in all."""
     config, spec = plan.config, plan.spec
@@ -113,5 +132,7 @@ def assemble(plan: Plan, progress: Callable[[int, int], None] | None = None) -> 
         fingerprint=loaded.fingerprint,
         embedding_size=spec.hidden_size,
         pooling=plan.pooling,
+        tool_parser=config.tool_parser,
+        reasoning_parser=config.reasoning_parser,
     )
     return Assembly(card, loaded.tokenizer_files, scheduler, executor)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict, deque
+from time import perf_counter
+from typing import NamedTuple
 
 import structlog
 
@@ -18,6 +20,7 @@ from noria.engine.live import LiveRequest
 from noria.engine.scheduling.batch import Batch, Progress
 from noria.engine.scheduling.scheduler import CannotEverFit, Scheduler
 from noria.engine.statistics import Statistics
+from noria.engine.trace import IterationLog, Times
 from noria.engine.wire.broker import BrokerUnavailable, EngineBroker
 from noria.engine.wire.messages import Claimed, FinishReason, ModelCard, TokenFrame, TokenLogprob
 
@@ -29,19 +32,37 @@ GONE_SECONDS = 10.0  # how long a gateway found gone is taken for gone: its queu
 OUTAGE_PAUSE = 0.2  # seconds between attempts to reach a store that is away
 
 
+class _Out(NamedTuple):
+    """A plan that is being computed. Times in seconds; `submitted` on the clock of `perf_counter`."""
+
+    batch: Batch
+    exchange: float
+    select: float
+    submitted: float
+
+
 class Engine:
     """One model behind one queue. `step` is one turn of the wheel; `run` turns it until `stop` is set."""
 
-    def __init__(self, scheduler: Scheduler, executor: LocalExecutor, broker: EngineBroker, card: ModelCard) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: LocalExecutor,
+        broker: EngineBroker,
+        card: ModelCard,
+        trace: IterationLog | None = None,
+    ) -> None:
         self._scheduler = scheduler
         self._executor = executor
         self._broker = broker
         self._card = card
         self._live: dict[str, LiveRequest] = {}  # by the scheduler's id, which is new at every claim
         self._held: dict[str, LiveRequest] = {}  # by the id on the wire: what this engine may still speak for
+        self._trace = trace
         self._num_claims = 0
         self._stop = threading.Event()
-        self._batches: deque[Batch] = deque()
+        self._batches: deque[_Out] = deque()
+        self._exchange_seconds = 0.0  # of the exchange before the next iteration
         self._outbox: dict[str, list[TokenFrame]] = defaultdict(list)  # by gateway, until the store has them
         self._gone_until: dict[str, float] = {}  # by gateway, monotonic
         self._away_since: float | None = None  # monotonic time since the store stopped answering
@@ -73,10 +94,11 @@ class Engine:
         """Exchange with the queue, put batches out while the pipeline has room, fold the oldest one back."""
         self._exchange()
         while self._may_compute() and self._executor.in_flight < self._executor.depth:
+            started = perf_counter()
             batch = self._scheduler.select()
             if batch is None:
                 break
-            self._submit(batch)
+            self._submit(batch, perf_counter() - started)
         if self._batches:
             self._collect()
         self.last_turn = time.monotonic()
@@ -93,12 +115,14 @@ class Engine:
                 self._broker.wait(IDLE_WAIT)
             # Looked at after the wait: who is told to stop meanwhile claims nothing more.
             claims = self._away_since is None and not self._stop.is_set()
+            started = perf_counter()
             result = self._broker.exchange(
                 frames,
                 self.statistics.due(),
                 max_requests=room.requests if claims else 0,
                 max_blocks=room.blocks,
             )
+            self._exchange_seconds = perf_counter() - started
         except BrokerUnavailable as error:
             self._note_outage(error)
             return
@@ -196,8 +220,9 @@ class Engine:
 
     # --- the iteration --------------------------------------------------------------------------------------------
 
-    def _submit(self, batch: Batch) -> None:
-        self._batches.append(batch)
+    def _submit(self, batch: Batch, select_seconds: float) -> None:
+        self._batches.append(_Out(batch, self._exchange_seconds, select_seconds, perf_counter()))
+        self._exchange_seconds = 0.0  # a second plan out beside this one had none of its own
         self._executor.submit(self._step_input(batch))
 
     def _step_input(self, batch: Batch) -> StepInput:
@@ -205,16 +230,14 @@ class Engine:
         return StepInput(rows, batch.num_decode_rows)
 
     def _collect(self) -> None:
-        batch = self._batches.popleft()
-        started = time.monotonic()
+        batch, exchange, select, submitted = self._batches.popleft()
         try:
             outputs = self._executor.collect()
         except Exception as error:
             log.error("an iteration failed; its requests are run one by one", error=repr(error), rows=len(batch.rows))
             self._isolate(batch)
             return
-        self._fold(batch, outputs)
-        self.statistics.count_step(batch, time.monotonic() - started)
+        self._fold(batch, outputs, Times(select, perf_counter() - submitted, exchange))
 
     def _isolate(self, batch: Batch) -> None:
         """Repeat a failed iteration row by row, so that only the request at fault ends with an error."""
@@ -227,6 +250,7 @@ class Engine:
             if request.finish is not None and not row.is_padding:
                 continue
             single = self._scheduler.only(row)
+            started = perf_counter()
             try:
                 outputs = self._executor.run(self._step_input(single))
             except Exception as error:
@@ -234,9 +258,9 @@ class Engine:
                 self._scheduler.abandon(single)
                 self._cancel(request.id, FinishReason.ERROR, "the model could not compute this request")
             else:
-                self._fold(single, outputs)
+                self._fold(single, outputs, Times(0.0, perf_counter() - started))
 
-    def _fold(self, batch: Batch, outputs: list[RowOutput]) -> None:
+    def _fold(self, batch: Batch, outputs: list[RowOutput], times: Times) -> None:
         """Give an iteration's results to the scheduler and its news to the outbox."""
         errors: dict[str, str] = {}
         logprobs: dict[str, list[TokenLogprob] | None] = {}
@@ -249,6 +273,9 @@ class Engine:
         for progress in self._scheduler.complete(batch, [output.token_ids for output in outputs]):
             request_id = progress.request.id
             self._publish(progress, logprobs.get(request_id), errors.get(request_id))
+        self.statistics.count_step(batch, times)
+        if self._trace is not None:
+            self._trace.record(batch, outputs, self._scheduler, times)
 
     def _publish(self, progress: Progress, logprobs: list[TokenLogprob] | None, error: str | None) -> None:
         live = self._live[progress.request.id]

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from time import perf_counter
 
-from noria.engine.assembly import assemble, plan
+from noria.engine.assembly import assemble, open_trace, plan
 from noria.engine.config import EngineConfig
 from noria.engine.execution.step import StepInput
 from noria.engine.live import LiveRequest
+from noria.engine.trace import Times
 from noria.engine.wire.messages import Claimed, GenerationRequest, SamplingParams
 
 
@@ -27,7 +29,9 @@ class OfflineEngine:
     """A model in this process. Raises what `assembly.plan` raises."""
 
     def __init__(self, config: EngineConfig) -> None:
-        assembly = assemble(plan(config))
+        planned = plan(config)
+        self._trace = open_trace(planned)
+        assembly = assemble(planned)
         self.card = assembly.card
         self.tokenizer_files = assembly.tokenizer_files
         self._scheduler = assembly.scheduler
@@ -64,18 +68,25 @@ class OfflineEngine:
             live[request.id] = LiveRequest.start(Claimed(request, 1, []), self.card, request.id)
             self._scheduler.add(live[request.id].scheduled)
         while len(self._scheduler):
+            started = perf_counter()
             batch = self._scheduler.select()
             if batch is None:
                 raise RuntimeError("the scheduler stands still with requests alive")
+            selected = perf_counter()
             rows = [live[row.request.id].row(row, self.card) for row in batch.rows]
             outputs = self._executor.run(StepInput(rows, batch.num_decode_rows))
+            times = Times(selected - started, perf_counter() - selected)
             if failed := [output.error for output in outputs if output.error]:
                 raise RuntimeError(failed[0])
             for row, output in zip(batch.rows, outputs, strict=True):
                 live[row.request.id].note_prompt(row, output)
             self._scheduler.complete(batch, [output.token_ids for output in outputs])
+            if self._trace is not None:
+                self._trace.record(batch, outputs, self._scheduler, times)
         self._scheduler.check()
         return list(live.values())
 
     def close(self) -> None:
         self._executor.close()
+        if self._trace is not None:
+            self._trace.close()

@@ -16,11 +16,12 @@ from types import FrameType
 import structlog
 import torch
 
-from noria.engine.assembly import Assembly, Plan, assemble, plan
+from noria.engine.assembly import Assembly, Plan, assemble, open_trace, plan
 from noria.engine.config import EngineConfig
 from noria.engine.engine import Engine
 from noria.engine.memory import MemoryTooSmall, show_size
 from noria.engine.models.errors import ModelError
+from noria.engine.trace import IterationLog
 from noria.engine.wire import logs
 from noria.engine.wire.broker import BrokerUnavailable, EngineBroker
 
@@ -52,13 +53,14 @@ def run(config: EngineConfig) -> int:
         planned = plan(config)
         broker = EngineBroker(config.redis_url, planned.name, lease_seconds=config.lease_seconds)
         broker.ping()  # before the long load: an unreachable store is told at once
+        trace = open_trace(planned)
         assembly = assemble(planned, _Progress(planned.name, config.progress_fd))
     except (ModelError, MemoryTooSmall, ValueError) as error:
         return _fail(str(error), EXIT_CONFIGURATION)
     except BrokerUnavailable as error:
         return _fail(str(error), EXIT_TEMPORARY)
     try:
-        return _serve(planned, broker, assembly, stop, hurry)
+        return _serve(planned, broker, assembly, trace, stop, hurry)
     except BrokerUnavailable as error:
         return _fail(str(error), EXIT_TEMPORARY)
 
@@ -69,14 +71,19 @@ def _fail(message: str, code: int) -> int:
 
 
 def _serve(
-    planned: Plan, broker: EngineBroker, assembly: Assembly, stop: threading.Event, hurry: threading.Event
+    planned: Plan,
+    broker: EngineBroker,
+    assembly: Assembly,
+    trace: IterationLog | None,
+    stop: threading.Event,
+    hurry: threading.Event,
 ) -> int:
     config = planned.config
     if stop.is_set():  # told to stop while it loaded
         assembly.executor.close()
         broker.close()
         return EXIT_OK
-    engine = Engine(assembly.scheduler, assembly.executor, broker, assembly.card)
+    engine = Engine(assembly.scheduler, assembly.executor, broker, assembly.card, trace)
     broker.register(assembly.card, assembly.tokenizer_files)
     log.info(
         "serving",
@@ -98,6 +105,8 @@ def _serve(
         heartbeat.join(HEARTBEAT_END)  # a thread that is alive when the interpreter ends can bring it down
         assembly.executor.close()
         broker.close()
+        if trace is not None:
+            trace.close()
     log.info("stopped", handed_back=engine.num_held)
     return EXIT_OK
 

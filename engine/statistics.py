@@ -9,6 +9,7 @@ import time
 
 from noria.engine.scheduling.batch import Batch, Progress
 from noria.engine.scheduling.scheduler import Scheduler
+from noria.engine.trace import Times
 from noria.engine.wire.messages import EngineStats, FinishReason
 
 PUBLISH_EVERY = 0.25  # seconds; and always when the engine becomes idle, so that gauges fall to zero
@@ -27,9 +28,9 @@ class Statistics:
         self._finished = self._failed = 0
         self._step_seconds = 0.0
 
-    def count_step(self, batch: Batch, seconds: float) -> None:
+    def count_step(self, batch: Batch, times: Times) -> None:
         self._iterations += 1
-        self._step_seconds += seconds
+        self._step_seconds += times.forward
         self._batch_size = len(batch.rows)
         self._batch_tokens = batch.num_tokens
         self._prompt_tokens += batch.num_tokens - batch.num_decode_rows

@@ -24,7 +24,7 @@ from noria.gateway.batches.run import Tools
 from noria.gateway.config import GatewaySettings
 from noria.gateway.dependencies import KeyRing
 from noria.gateway.drain import Drain
-from noria.gateway.endpoints import batches, chat, completions, files, health, metrics, models
+from noria.gateway.endpoints import batches, chat, completions, embeddings, files, health, metrics, models
 from noria.gateway.files import Files
 from noria.gateway.http.methods import Methods
 from noria.gateway.http.request_context import RequestContext
@@ -82,7 +82,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     app.include_router(health.router)
     app.include_router(metrics.router)
     for prefix in ("/v1", ""):
-        for noun in (chat, completions, models, files, batches):
+        for noun in (chat, completions, embeddings, models, files, batches):
             app.include_router(noun.router, prefix=prefix)
     app.add_middleware(Methods, routes=app.routes)
     if settings.allowed_origins:

@@ -1,4 +1,4 @@
-"""The `noria` command: `serve`, `gateway`, `engine`, `queue`, `models`, `simulate`.
+"""The `noria` command: `serve`, `gateway`, `engine`, `queue`, `models`, `simulate`, `trace`.
 
 Exit codes: 0 done or stopped as asked; 1 something around it failed (a port in use, a store out of reach), the same
 command may work later; 2 it cannot work as asked (an option, the model, the memory); 130 stopped by force.
@@ -138,6 +138,13 @@ def simulate(**given: Any) -> int:
     return simulate_command(**given)
 
 
+def trace(**given: Any) -> int:
+    """Show an engine's iteration log: who was in the batch, and what iterations took."""
+    from noria.trace import trace_command
+
+    return trace_command(**given)
+
+
 OWN_OPTIONS = frozenset({"model", "redis_url", "api_key", "progress_fd"})
 """Fields that `serve` words itself, or that are between it and its children."""
 
@@ -170,6 +177,12 @@ def _simulate_parameters() -> list[inspect.Parameter]:
     return list(inspect.signature(simulate_command, eval_str=True).parameters.values())
 
 
+def _trace_parameters() -> list[inspect.Parameter]:
+    from noria.trace import trace_command
+
+    return list(inspect.signature(trace_command, eval_str=True).parameters.values())
+
+
 COMMANDS: dict[Callable[..., int | None], Callable[[], list[inspect.Parameter]] | None] = {
     serve: _serve_parameters,
     gateway: _gateway_parameters,
@@ -177,6 +190,7 @@ COMMANDS: dict[Callable[..., int | None], Callable[[], list[inspect.Parameter]] 
     queue: None,
     models: None,
     simulate: _simulate_parameters,
+    trace: _trace_parameters,
 }
 """Each command, and how to find the options that it takes from settings classes."""
 

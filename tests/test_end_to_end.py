@@ -19,6 +19,8 @@ import openai
 import psutil
 import pytest
 
+from noria.trace_file import read, summarise
+
 READY_SECONDS = 150.0
 MODEL = "smollm2-135m-instruct"
 
@@ -176,8 +178,14 @@ def test_a_short_request_overtakes_a_long_one(served: Served) -> None:
 
 
 def test_with_static_batches_it_has_to_wait(tmp_path: Path) -> None:
-    with serve(tmp_path / "static", "--kv-memory", "256MiB", "--policy", "static") as static:
+    file = tmp_path / "log.jsonl"
+    options = ("--kv-memory", "256MiB", "--policy", "static", "--trace-iterations", str(file))
+    with serve(tmp_path / "static", *options) as static:
         assert not short_overtakes_long(static)
+    log = read(file)
+    assert [request.max_tokens for request in log.requests.values()] == [400, 5]
+    assert summarise(log).output_tokens == 405 and summarise(log).mean_rows == 1
+    assert [reason for iteration in log.iterations for _, reason in iteration.ended] == ["length", "length"]
 
 
 def test_a_stream_survives_the_death_of_its_engine(served: Served) -> None:
