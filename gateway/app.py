@@ -24,7 +24,17 @@ from noria.gateway.batches.run import Tools
 from noria.gateway.config import GatewaySettings
 from noria.gateway.dependencies import KeyRing
 from noria.gateway.drain import Drain
-from noria.gateway.endpoints import batches, chat, completions, embeddings, files, health, metrics, models
+from noria.gateway.endpoints import (
+    batches,
+    chat,
+    completions,
+    embeddings,
+    files,
+    health,
+    metrics,
+    models,
+    stored_completions,
+)
 from noria.gateway.files import Files
 from noria.gateway.http.methods import Methods
 from noria.gateway.http.request_context import RequestContext
@@ -35,6 +45,7 @@ from noria.gateway.model_directory import ModelDirectory
 from noria.gateway.pump import FramePump
 from noria.gateway.records import record_limits
 from noria.gateway.services import Services
+from noria.gateway.stored_completions import StoredCompletions
 from noria.gateway.tickets import TicketOffice
 from noria.gateway.upkeep import Upkeep
 
@@ -60,6 +71,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         Drain(),
         Files(records, settings.max_file_bytes),
         BatchRegister(records, batch_store),
+        StoredCompletions(records, settings.response_ttl),
     )
 
     async def ask(call: InnerCall) -> Reply:
@@ -82,7 +94,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     app.include_router(health.router)
     app.include_router(metrics.router)
     for prefix in ("/v1", ""):
-        for noun in (chat, completions, embeddings, models, files, batches):
+        for noun in (chat, completions, embeddings, models, files, batches, stored_completions):
             app.include_router(noun.router, prefix=prefix)
     app.add_middleware(Methods, routes=app.routes)
     if settings.allowed_origins:

@@ -6,6 +6,7 @@
     │   ├── ContextLengthExceeded     prompt and max_tokens do not fit the model
     │   └── StorageFull               the tenant keeps as much as it may
     ├── InvalidKey 401
+    ├── Forbidden 403                 nobody may do that here
     ├── ModelNotFound 404
     ├── ObjectNotFound 404            no file, batch or stored completion of that id is this tenant's
     ├── StreamNotFound 404            nothing is kept of the stream that a client wants to go on with
@@ -81,6 +82,12 @@ class InvalidKey(GatewayError):
 
     def headers(self) -> dict[str, str]:
         return {"www-authenticate": "Bearer"}
+
+
+class Forbidden(GatewayError):
+    status = 403
+    type = "invalid_request_error"
+    code = "forbidden"
 
 
 class ModelNotFound(GatewayError):

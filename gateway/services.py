@@ -28,6 +28,7 @@ from noria.gateway.origin import Followed, Origin, Queued
 from noria.gateway.pump import FramePump
 from noria.gateway.sampling import seeds
 from noria.gateway.schemas.sampling import SamplingFields
+from noria.gateway.stored_completions import StoredCompletions
 from noria.gateway.tickets import Ticket, TicketOffice
 
 
@@ -71,6 +72,7 @@ class Services:
     drain: Drain
     files: Files
     batches: BatchRegister
+    completions: StoredCompletions
 
     def generation(self, tenant: Tenant, question: Question, group: str, ticket: Ticket | None) -> Generation:
         """The answer's generation. Its requests are named after `group`. Nothing is sent before it is entered."""
