@@ -32,8 +32,8 @@ def page_query(
         if name not in known | _ANYWHERE:
             raise InvalidRequest(f"Unknown query parameter: '{name[:64]}'.", param=name[:64], code="unknown_parameter")
     text = query.get("limit", str(default))
-    if not (text.isascii() and text.isdigit() and len(text) < 10 and 1 <= int(text) <= most):
-        message = f"Invalid 'limit': expected an integer from 1 to {most}, but got {text[:32]!r}."
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) <= most):
+        message = f"Invalid 'limit': expected an integer from 0 to {most}, but got {text[:32]!r}."
         raise InvalidRequest(message, param="limit", code="invalid_value")
     given = query.get("order", order or "desc")
     if given not in ("asc", "desc"):

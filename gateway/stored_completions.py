@@ -41,9 +41,10 @@ class StoredCompletions:
             **answer,
             **{name: request.get(name) for name in _ASKED},
             "input_user": request.get("user"),
+            "input_messages": request["messages"],
             "metadata": request.get("metadata") or {},
         }
-        body = orjson.dumps({"completion": completion, "messages": request["messages"]})
+        body = orjson.dumps(completion)
         try:
             await self._records.put(tenant, CHAT_COMPLETION, answer["id"], body, created=time.time(), ttl=self._life)
         except (BrokerUnavailable, RecordsFull) as error:
@@ -51,20 +52,26 @@ class StoredCompletions:
 
     async def find(self, tenant: str, completion_id: str) -> dict[str, Any]:
         """The completion. Raises `ObjectNotFound`."""
-        completion: dict[str, Any] = (await self._get(tenant, completion_id))[0]["completion"]
-        return completion
+        return (await self._get(tenant, completion_id))[0]
 
     async def messages(self, tenant: str, completion_id: str) -> list[dict[str, Any]]:
-        """The messages of its request, each with an id. Raises `ObjectNotFound`."""
-        found, _ = await self._get(tenant, completion_id)
-        return [_shown(completion_id, place, given) for place, given in enumerate(found["messages"])]
+        """What the assistant said in it, each message with an id: its turns in the request and the choices of the
+        answer. Raises `ObjectNotFound`.
+
+        OpenAI's schema of these messages knows the assistant's role alone, though an example beside it shows a user's;
+        strict clients hold to the schema. The others are the completion's own `input_messages`.
+        """
+        completion = await self.find(tenant, completion_id)
+        said = [*completion["input_messages"], *(choice["message"] for choice in completion["choices"])]
+        numbered = enumerate(said)
+        return [_shown(completion_id, place, given) for place, given in numbered if given["role"] == "assistant"]
 
     async def replace_metadata(self, tenant: str, completion_id: str, metadata: Mapping[str, str]) -> dict[str, Any]:
         """The completion as it is now. Raises `ObjectNotFound`."""
         while True:
             found, version = await self._get(tenant, completion_id)
-            completion: dict[str, Any] = {**found["completion"], "metadata": dict(metadata)}
-            body = orjson.dumps({**found, "completion": completion})
+            completion = {**found, "metadata": dict(metadata)}
+            body = orjson.dumps(completion)
             if await self._records.replace_if(tenant, CHAT_COMPLETION, completion_id, version, body):
                 return completion
 
@@ -86,7 +93,7 @@ class StoredCompletions:
             )
             for record in found:
                 after = record.id
-                completion = orjson.loads(record.body)["completion"]
+                completion = orjson.loads(record.body)
                 if wanted(completion):
                     if len(listed) == limit:
                         return listed, True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 CHAT = "/v1/chat/completions"
-HI = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 40, "store": True}
+HI = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 50, "store": True}
 
 
 @pytest.fixture
@@ -75,20 +75,26 @@ def test_lists_are_filtered_pages(own):
     assert listed(**{"metadata[none]": "1"}) == ([], False)
     assert listed(model="tiny") == ([0, 1, 2, 3], False) and listed(model="other") == ([], False)
     assert two.get(CHAT).json()["data"] == []
-    for query in ({"limit": "0"}, {"order": "up"}, {"after": "chatcmpl-no"}, {"color": "red"}):
+    for query in ({"limit": "-1"}, {"order": "up"}, {"after": "chatcmpl-no"}, {"color": "red"}):
         refused = one.get(CHAT, params=query)
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, next(iter(query)))
 
 
-def test_messages_metadata_and_deletion(own):
+def test_messages_metadata_and_deletion(own, engine):
     one, _ = own
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    asked = {**HI, "messages": [{"role": "system", "content": "s", "name": "n"}, {"role": "user", "content": parts}]}
-    completion_id = one.post(CHAT, json=asked).json()["id"]
+    messages = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": parts},
+        {"role": "user", "content": "y"},
+    ]
+    completion_id = one.post(CHAT, json={**HI, "messages": messages}).json()["id"]
     path = f"{CHAT}/{completion_id}"
+    assert one.get(path).json()["input_messages"] == messages
     first, second = one.get(path + "/messages").json()["data"]
-    assert (first["id"], first["role"], first["content"], first["name"]) == (f"{completion_id}-0", "system", "s", "n")
-    assert (second["content"], second["content_parts"]) == ("ab", parts)
+    assert (first["id"], first["role"], first["content"]) == (f"{completion_id}-1", "assistant", "ab")
+    assert (first["content_parts"], second["content_parts"]) == (parts, None)
+    assert (second["id"], second["content"]) == (f"{completion_id}-3", engine.answer)
     assert one.get(path + "/messages", params={"order": "desc", "limit": 1}).json()["data"] == [second]
     assert one.get(path + "/messages", params={"after": first["id"]}).json()["data"] == [second]
     assert one.post(path, json={"metadata": {"new": "1"}}).json()["metadata"] == {"new": "1"}
