@@ -152,7 +152,7 @@ class BatchRun:
         return await self._tools.register.change(self._key, step)
 
     async def _line(self, batch: Batch, line: Line) -> None:
-        tools, tenant = self._tools, Tenant(batch.tenant, batch.weight, queue="batch")
+        tools, tenant = self._tools, Tenant(batch.tenant, batch.weight, batch.cache_group, queue="batch")
         key = f"{batch.id}/{line.number}"
         found = await answer(line, batch.endpoint, key, tenant, tools.ask, tools.slots, self._stop)
         if found is None:

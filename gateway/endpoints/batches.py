@@ -49,6 +49,7 @@ async def create_batch(request: Request, services: ServicesDep, tenant: TenantDe
         id=f"batch_{secrets.token_hex(16)}",
         tenant=tenant.id,
         weight=tenant.weight,
+        cache_group=tenant.cache_group,
         endpoint=body.endpoint,
         input_file_id=body.input_file_id,
         output_file_id=new_id(),

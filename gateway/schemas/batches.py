@@ -46,7 +46,8 @@ class Batch(msgspec.Struct, frozen=True, omit_defaults=True):
 
     id: str
     tenant: str
-    weight: float  # the tenant's share when it was created
+    weight: float  # the tenant's share and cache group when it was created
+    cache_group: str
     endpoint: str
     input_file_id: str
     output_file_id: str
