@@ -16,6 +16,7 @@ from noria.engine.wire.backpressure import QueueLimits
 from noria.engine.wire.batch_store import BatchStore
 from noria.engine.wire.broker import GatewayBroker
 from noria.engine.wire.record_store import RecordStore
+from noria.engine.wire.watches import Watches
 from noria.gateway import errors
 from noria.gateway.batches.attempts import Ask
 from noria.gateway.batches.dispatch import BatchDispatch
@@ -28,11 +29,13 @@ from noria.gateway.endpoints import (
     batches,
     chat,
     completions,
+    conversations,
     embeddings,
     files,
     health,
     metrics,
     models,
+    responses,
     stored_completions,
 )
 from noria.gateway.files import Files
@@ -44,10 +47,16 @@ from noria.gateway.metrics import GatewayMetrics
 from noria.gateway.model_directory import ModelDirectory
 from noria.gateway.pump import FramePump
 from noria.gateway.records import record_limits
+from noria.gateway.responses.background import HOLD, Background
+from noria.gateway.responses.context import Shelves
+from noria.gateway.responses.conversations import ConversationShelf
+from noria.gateway.responses.stored import ResponseShelf
 from noria.gateway.services import Services
 from noria.gateway.stored_completions import StoredCompletions
 from noria.gateway.tickets import TicketOffice
 from noria.gateway.upkeep import Upkeep
+
+_NOUNS = (chat, stored_completions, completions, responses, conversations, embeddings, models, files, batches)
 
 
 def create_app(settings: GatewaySettings) -> FastAPI:
@@ -73,11 +82,17 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         BatchRegister(records, batch_store),
         StoredCompletions(records, settings.response_ttl),
     )
+    shelves = Shelves(
+        ResponseShelf(services.records, settings.response_ttl),
+        ConversationShelf(services.records, settings.conversation_ttl),
+    )
+    background = Background(services, shelves, Watches(settings.redis_url, "responses", hold=HOLD))
 
     async def ask(call: InnerCall) -> Reply:
         return await call.run(app)
 
-    upkeep = Upkeep(services, BatchDispatch(_batch_tools(services, batch_store, ask), services.drain, broker.boot_id))
+    dispatch = BatchDispatch(_batch_tools(services, batch_store, ask), services.drain, broker.boot_id)
+    upkeep = Upkeep(services, background, dispatch)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -89,12 +104,14 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     app = FastAPI(title="Noria", lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None)
     app.router.redirect_slashes = False
     app.state.services = services
+    app.state.shelves = shelves
+    app.state.background = background
     app.state.keys = KeyRing(settings.key_entries)
     errors.install(app)
     app.include_router(health.router)
     app.include_router(metrics.router)
     for prefix in ("/v1", ""):
-        for noun in (chat, completions, embeddings, models, files, batches, stored_completions):
+        for noun in _NOUNS:
             app.include_router(noun.router, prefix=prefix)
     app.add_middleware(Methods, routes=app.routes)
     if settings.allowed_origins:

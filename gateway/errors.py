@@ -8,7 +8,7 @@
     ├── InvalidKey 401
     ├── Forbidden 403                 nobody may do that here
     ├── ModelNotFound 404
-    ├── ObjectNotFound 404            no file, batch or stored completion of that id is this tenant's
+    ├── NotFound 404                  nothing of the tenant's has this id
     ├── StreamNotFound 404            nothing is kept of the stream that a client wants to go on with
     ├── BodyTimeout 408
     ├── DeadlineExpired 408           accepted, but not done within the request's life
@@ -96,9 +96,7 @@ class ModelNotFound(GatewayError):
     code = "model_not_found"
 
 
-class ObjectNotFound(GatewayError):
-    """The same whether it never was, is no longer kept, or is another tenant's."""
-
+class NotFound(GatewayError):
     status = 404
     type = "invalid_request_error"
 

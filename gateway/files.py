@@ -14,7 +14,7 @@ import msgspec
 
 from noria.engine.wire.broker import BrokerUnavailable
 from noria.engine.wire.record_store import RecordStore
-from noria.gateway.errors import BodyTooLarge, InvalidRequest, ObjectNotFound
+from noria.gateway.errors import BodyTooLarge, InvalidRequest, NotFound
 from noria.gateway.multipart import Form
 from noria.gateway.records import FILE
 from noria.gateway.schemas.files import OUTPUT, FileRecord, UploadFields, nested
@@ -93,15 +93,15 @@ class Files:
         return size
 
     async def find(self, tenant: str, file_id: str, *, param: str = "id") -> FileRecord:
-        """Raises `ObjectNotFound`."""
+        """Raises `NotFound`."""
         record = None if "/" in file_id else await self._records.get(tenant, FILE, file_id)
         file = None if record is None else _decode(record.body)
         if file is None or file.gone(time.time()):
-            raise ObjectNotFound(f"No such File object: {file_id[:128]}", param=param)
+            raise NotFound(f"No such File object: {file_id[:128]}", param=param)
         return file
 
     async def delete(self, tenant: str, file_id: str) -> None:
-        """Raises `ObjectNotFound`."""
+        """Raises `NotFound`."""
         await self.find(tenant, file_id)
         await self._records.delete(tenant, FILE, file_id)
 

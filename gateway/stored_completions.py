@@ -14,7 +14,7 @@ import structlog
 
 from noria.engine.wire.broker import BrokerUnavailable
 from noria.engine.wire.record_store import RecordsFull, RecordStore
-from noria.gateway.errors import ObjectNotFound
+from noria.gateway.errors import NotFound
 from noria.gateway.records import CHAT_COMPLETION
 
 log = structlog.get_logger(__name__)
@@ -51,12 +51,12 @@ class StoredCompletions:
             log.error("a chat completion could not be kept", id=answer["id"], error=str(error))
 
     async def find(self, tenant: str, completion_id: str) -> dict[str, Any]:
-        """The completion. Raises `ObjectNotFound`."""
+        """The completion. Raises `NotFound`."""
         return (await self._get(tenant, completion_id))[0]
 
     async def messages(self, tenant: str, completion_id: str) -> list[dict[str, Any]]:
         """What the assistant said in it, each message with an id: its turns in the request and the choices of the
-        answer. Raises `ObjectNotFound`.
+        answer. Raises `NotFound`.
 
         OpenAI's schema of these messages knows the assistant's role alone, though an example beside it shows a user's;
         strict clients hold to the schema. The others are the completion's own `input_messages`.
@@ -67,7 +67,7 @@ class StoredCompletions:
         return [_shown(completion_id, place, given) for place, given in numbered if given["role"] == "assistant"]
 
     async def replace_metadata(self, tenant: str, completion_id: str, metadata: Mapping[str, str]) -> dict[str, Any]:
-        """The completion as it is now. Raises `ObjectNotFound`."""
+        """The completion as it is now. Raises `NotFound`."""
         while True:
             found, version = await self._get(tenant, completion_id)
             completion = {**found, "metadata": dict(metadata)}
@@ -76,7 +76,7 @@ class StoredCompletions:
                 return completion
 
     async def delete(self, tenant: str, completion_id: str) -> None:
-        """Raises `ObjectNotFound`."""
+        """Raises `NotFound`."""
         if "/" in completion_id or not await self._records.delete(tenant, CHAT_COMPLETION, completion_id):
             raise _not_found(completion_id)
 
@@ -120,6 +120,6 @@ def _shown(completion_id: str, place: int, given: Mapping[str, Any]) -> dict[str
     }
 
 
-def _not_found(completion_id: str) -> ObjectNotFound:
+def _not_found(completion_id: str) -> NotFound:
     what = f"No chat completion found with id '{completion_id[:128]}'"
-    return ObjectNotFound(f"{what}: only those created with 'store': true are kept.", param="completion_id")
+    return NotFound(f"{what}: only those created with 'store': true are kept.", param="completion_id")

@@ -86,6 +86,7 @@ SNAPSHOT = _load("prelude", "snapshot")
 POSITION = _load("prelude", "position")
 REGISTER = _load("pools")
 LOG = _load("log")
+WATCH = _load("watch")
 RECORD_PUT = _load("records_prelude", "record_put")
 RECORD_DROP = _load("records_prelude", "record_drop")
 RECORD_TOUCH = _load("records_prelude", "record_touch")
@@ -95,7 +96,8 @@ BATCH_LEASE = _load("batch_lease")
 BATCH_LINE = _load("records_prelude", "batch_line")
 _BATCHES = (BATCH_LEASE, BATCH_LINE)
 _RECORDS = (RECORD_PUT, RECORD_DROP, RECORD_TOUCH, RECORD_CHUNK, RECORD_PAGE)
-SCRIPTS = (ENQUEUE, CLAIM, PROGRESS, CANCEL, RELEASE, LEASE, SNAPSHOT, POSITION, REGISTER, LOG, *_RECORDS, *_BATCHES)
+_POOLS = (ENQUEUE, CLAIM, PROGRESS, CANCEL, RELEASE, LEASE, SNAPSHOT, POSITION)
+SCRIPTS = (*_POOLS, REGISTER, LOG, WATCH, *_RECORDS, *_BATCHES)
 _TEXT_BY_SHA = {s.sha: s.text for s in SCRIPTS}
 
 

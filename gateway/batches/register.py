@@ -12,7 +12,7 @@ import msgspec
 
 from noria.engine.wire.batch_store import BatchKey, BatchStore
 from noria.engine.wire.record_store import RecordStore
-from noria.gateway.errors import ObjectNotFound
+from noria.gateway.errors import NotFound
 from noria.gateway.records import BATCH
 from noria.gateway.schemas.batches import Batch
 
@@ -43,12 +43,12 @@ class BatchRegister:
         self.added.set()
 
     async def find(self, key: BatchKey) -> Batch:
-        """Raises `ObjectNotFound`."""
+        """Raises `NotFound`."""
         return (await self._get(key))[0]
 
     async def change(self, key: BatchKey, step: Callable[[Batch], Batch]) -> Batch:
         """The batch after `step`, which may be asked again for a batch that somebody else has changed meanwhile, and
-        returns the very same batch for no change. Raises `ObjectNotFound` and what `step` raises."""
+        returns the very same batch for no change. Raises `NotFound` and what `step` raises."""
         while True:
             batch, version = await self._get(key)
             changed = step(batch)
@@ -78,5 +78,5 @@ class BatchRegister:
     async def _get(self, key: BatchKey) -> tuple[Batch, str]:
         record = None if "/" in key.id else await self._records.get(key.tenant, BATCH, key.id)
         if record is None:
-            raise ObjectNotFound(f"No batch found with id '{key.id[:128]}'.", param="batch_id")
+            raise NotFound(f"No batch found with id '{key.id[:128]}'.", param="batch_id")
         return _decode(record.body), record.version

@@ -20,7 +20,7 @@ from noria.gateway.batches.attempts import Ask, Stop, answer, counts
 from noria.gateway.batches.lines import Check, Line, answered, numbered, parsed, unanswered
 from noria.gateway.batches.register import BatchRegister
 from noria.gateway.dependencies import cancel_and_wait
-from noria.gateway.errors import ModelNotFound, ObjectNotFound, Overloaded
+from noria.gateway.errors import ModelNotFound, NotFound, Overloaded
 from noria.gateway.files import Files
 from noria.gateway.metrics import GatewayMetrics
 from noria.gateway.model_directory import ModelDirectory
@@ -102,7 +102,7 @@ class BatchRun:
                 batch = await self._work(batch)
             if not batch.over:
                 await self._finish(batch)
-        except ObjectNotFound:
+        except NotFound:
             log.warning("a batch is gone from the store", batch=self._key.id)
         await self._tools.store.shut(self._key)
 

@@ -8,15 +8,14 @@ from __future__ import annotations
 import secrets
 import time
 
-import orjson
 from fastapi import APIRouter, Request, Response
 from starlette.routing import Match
 
 from noria.engine.wire.batch_store import BatchKey
 from noria.gateway.dependencies import ServicesDep, TenantDep, json_object
+from noria.gateway.endpoints.listing import json, listed, page, unknown_cursor
 from noria.gateway.errors import InvalidRequest, WrongState
 from noria.gateway.files import BATCH_FILE_LIFE, MAX_BATCH_BYTES, new_id
-from noria.gateway.listing import page, page_query, unknown_cursor
 from noria.gateway.schemas.batches import WINDOW, Batch, BatchRequest, shown
 from noria.gateway.schemas.strict import parse
 from noria.gateway.services import Services
@@ -67,13 +66,12 @@ async def create_batch(request: Request, services: ServicesDep, tenant: TenantDe
 
 @router.get("/batches")
 async def list_batches(request: Request, services: ServicesDep, tenant: TenantDep) -> Response:
-    asked = page_query(request.query_params, default=20, most=100, order=None)
+    asked = page(request, only=("limit", "after"))
     try:
         found, more = await services.batches.page(tenant.id, after=asked.after, limit=asked.limit)
     except KeyError:
         raise unknown_cursor(asked.after) from None
-    listed = [shown(batch, await services.batches.counts(batch)) for batch in found]
-    return Response(orjson.dumps(page(listed, more)), media_type="application/json")
+    return listed([shown(batch, await services.batches.counts(batch)) for batch in found], more=more)
 
 
 @router.get("/batches/{batch_id}")
@@ -99,4 +97,4 @@ def _is_served(request: Request, path: str) -> bool:
 
 
 async def _shown(services: Services, batch: Batch) -> Response:
-    return Response(orjson.dumps(shown(batch, await services.batches.counts(batch))), media_type="application/json")
+    return json(shown(batch, await services.batches.counts(batch)))

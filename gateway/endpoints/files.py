@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
-import orjson
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 
 from noria.gateway.dependencies import ServicesDep, TenantDep
+from noria.gateway.endpoints.listing import json, listed, page, unknown_cursor
 from noria.gateway.errors import InvalidRequest, WrongState
 from noria.gateway.http.body import arriving
-from noria.gateway.listing import page, page_query, unknown_cursor
 from noria.gateway.multipart import MAX_FIELD_BYTES, MAX_FIELDS, Form
 from noria.gateway.schemas.files import PURPOSES, shown
 
@@ -31,14 +30,14 @@ async def upload_file(request: Request, services: ServicesDep, tenant: TenantDep
     settings = services.settings
     body = arriving(request, settings.max_file_bytes + _FORM_BYTES, settings.body_timeout)
     file_id, file = await services.files.take_in(tenant.id, form, body)
-    return _json(shown(file_id, file))
+    return json(shown(file_id, file))
 
 
 @router.get("/files")
 async def list_files(request: Request, services: ServicesDep, tenant: TenantDep) -> Response:
-    query = request.query_params
-    asked = page_query(query, default=_MAX_LISTED, most=_MAX_LISTED, order="desc", also=frozenset(("purpose",)))
-    purpose = query.get("purpose")
+    known = ("limit", "order", "after", "purpose")
+    asked = page(request, default_limit=_MAX_LISTED, max_limit=_MAX_LISTED, only=known)
+    purpose = request.query_params.get("purpose")
     if purpose is not None and purpose not in PURPOSES:
         message = f"Invalid value for 'purpose': {purpose[:32]!r}. Supported values are: {', '.join(PURPOSES)}."
         raise InvalidRequest(message, param="purpose", code="invalid_value")
@@ -48,12 +47,12 @@ async def list_files(request: Request, services: ServicesDep, tenant: TenantDep)
         )
     except KeyError:
         raise unknown_cursor(asked.after) from None
-    return _json(page([shown(file_id, file) for file_id, file in found], more))
+    return listed([shown(file_id, file) for file_id, file in found], more=more)
 
 
 @router.get("/files/{file_id}")
 async def retrieve_file(file_id: str, services: ServicesDep, tenant: TenantDep) -> Response:
-    return _json(shown(file_id, await services.files.find(tenant.id, file_id)))
+    return json(shown(file_id, await services.files.find(tenant.id, file_id)))
 
 
 @router.delete("/files/{file_id}")
@@ -65,7 +64,7 @@ async def delete_file(file_id: str, services: ServicesDep, tenant: TenantDep) ->
             f"The batch {reader.id} still reads this file. Cancel it first.", param="id", code="file_in_use"
         )
     await services.files.delete(tenant.id, file_id)
-    return _json({"id": file_id, "object": "file", "deleted": True})
+    return json({"id": file_id, "object": "file", "deleted": True})
 
 
 @router.get("/files/{file_id}/content")
@@ -76,7 +75,3 @@ async def file_content(file_id: str, services: ServicesDep, tenant: TenantDep) -
         "content-disposition": f"attachment; filename*=UTF-8''{quote(file.filename, safe='')}",
     }
     return StreamingResponse(services.files.read(tenant.id, file_id), 200, headers, "application/octet-stream")
-
-
-def _json(body: dict[str, object]) -> Response:
-    return Response(orjson.dumps(body), media_type="application/json")

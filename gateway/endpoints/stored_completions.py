@@ -9,19 +9,20 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import orjson
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
 from noria.gateway.dependencies import ServicesDep, TenantDep, json_object
+from noria.gateway.endpoints.listing import json, listed, page, unknown_cursor
 from noria.gateway.errors import InvalidRequest
-from noria.gateway.listing import page, page_query, unknown_cursor
 from noria.gateway.schemas.metadata import Metadata
 from noria.gateway.schemas.strict import RequestBody, parse
 
 router = APIRouter()
 
 _METADATA = re.compile(r"metadata\[(.{1,64})\]\Z", re.DOTALL)
+
+_PAGED = ("limit", "order", "after")
 
 
 class _Update(RequestBody):
@@ -32,7 +33,7 @@ class _Update(RequestBody):
 async def list_stored_completions(request: Request, services: ServicesDep, tenant: TenantDep) -> Response:
     query = request.query_params
     keys = {name: key[1] for name in query if (key := _METADATA.match(name))}
-    asked = page_query(query, default=20, most=100, order="asc", also=frozenset(("model", *keys)))
+    asked = page(request, default_order="asc", only=(*_PAGED, "model", *keys))
     model, metadata = query.get("model"), {key: query[name] for name, key in keys.items()}
 
     def wanted(completion: Mapping[str, Any]) -> bool:
@@ -45,12 +46,12 @@ async def list_stored_completions(request: Request, services: ServicesDep, tenan
         )
     except KeyError:
         raise unknown_cursor(asked.after) from None
-    return _json(page(found, more))
+    return listed(found, more=more)
 
 
 @router.get("/chat/completions/{completion_id}")
 async def retrieve_stored_completion(completion_id: str, services: ServicesDep, tenant: TenantDep) -> Response:
-    return _json(await services.completions.find(tenant.id, completion_id))
+    return json(await services.completions.find(tenant.id, completion_id))
 
 
 @router.post("/chat/completions/{completion_id}")
@@ -62,20 +63,20 @@ async def update_stored_completion(
         message = "Missing required parameter: 'metadata'."
         raise InvalidRequest(message, param="metadata", code="missing_required_parameter")
     body = parse(_Update, given)
-    return _json(await services.completions.replace_metadata(tenant.id, completion_id, body.metadata))
+    return json(await services.completions.replace_metadata(tenant.id, completion_id, body.metadata))
 
 
 @router.delete("/chat/completions/{completion_id}")
 async def delete_stored_completion(completion_id: str, services: ServicesDep, tenant: TenantDep) -> Response:
     await services.completions.delete(tenant.id, completion_id)
-    return _json({"object": "chat.completion.deleted", "id": completion_id, "deleted": True})
+    return json({"object": "chat.completion.deleted", "id": completion_id, "deleted": True})
 
 
 @router.get("/chat/completions/{completion_id}/messages")
 async def list_stored_messages(
     completion_id: str, request: Request, services: ServicesDep, tenant: TenantDep
 ) -> Response:
-    asked = page_query(request.query_params, default=20, most=100, order="asc")
+    asked = page(request, default_order="asc", only=_PAGED)
     messages = await services.completions.messages(tenant.id, completion_id)
     if asked.descending:
         messages.reverse()
@@ -83,8 +84,4 @@ async def list_stored_messages(
     if asked.after is not None and asked.after not in ids:
         raise unknown_cursor(asked.after)
     first = ids.index(asked.after) + 1 if asked.after is not None else 0
-    return _json(page(messages[first : first + asked.limit], len(messages) > first + asked.limit))
-
-
-def _json(body: dict[str, Any]) -> Response:
-    return Response(orjson.dumps(body), media_type="application/json")
+    return listed(messages[first : first + asked.limit], more=len(messages) > first + asked.limit)

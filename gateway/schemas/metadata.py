@@ -1,6 +1,6 @@
-"""The sixteen pairs of text that a client may attach to what it creates.
+"""The key-value pairs that a client may attach to what it has stored, as OpenAI bounds them.
 
-Knows no object that has them.
+Knows nothing of what they are attached to.
 """
 
 from __future__ import annotations
@@ -20,3 +20,4 @@ def _short_keys(value: dict[str, str]) -> dict[str, str]:
 
 
 Metadata = Annotated[dict[str, Annotated[str, Field(max_length=512)]], at_most(16), AfterValidator(_short_keys)]
+"""Up to 16 pairs; keys of up to 64 characters, values of up to 512."""
