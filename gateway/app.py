@@ -36,7 +36,9 @@ from noria.gateway.endpoints import (
     metrics,
     models,
     responses,
+    scoring,
     stored_completions,
+    tokenization,
 )
 from noria.gateway.files import Files
 from noria.gateway.http.methods import Methods
@@ -56,7 +58,19 @@ from noria.gateway.stored_completions import StoredCompletions
 from noria.gateway.tickets import TicketOffice
 from noria.gateway.upkeep import Upkeep
 
-_NOUNS = (chat, stored_completions, completions, responses, conversations, embeddings, models, files, batches)
+_NOUNS = (
+    chat,
+    stored_completions,
+    completions,
+    responses,
+    conversations,
+    embeddings,
+    models,
+    scoring,
+    tokenization,
+    files,
+    batches,
+)  # fmt: skip
 
 
 def create_app(settings: GatewaySettings) -> FastAPI:
