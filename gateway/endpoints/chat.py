@@ -12,6 +12,7 @@ from noria.gateway.chat_answer import ChatAnswer
 from noria.gateway.chat_question import chat_question
 from noria.gateway.delivery import delivery
 from noria.gateway.dependencies import ServicesDep, TenantDep, json_object
+from noria.gateway.kept_answer import KeptAnswer
 from noria.gateway.schemas.chat import ChatRequest
 from noria.gateway.schemas.strict import parse
 
@@ -28,4 +29,7 @@ async def chat_completions(request: Request, services: ServicesDep, tenant: Tena
     def shape(identity: Identity) -> ChatAnswer:
         return ChatAnswer(body, question, identity)
 
-    return await respond(request, services, tenant, wanted, question, "chatcmpl-", shape)
+    def kept(identity: Identity) -> KeptAnswer:
+        return KeptAnswer(services.completions, tenant.id, given, lambda: shape(identity))
+
+    return await respond(request, services, tenant, wanted, question, "chatcmpl-", kept if body.store else shape)

@@ -71,7 +71,7 @@ class ChatRequest(SamplingFields):
     modalities: Annotated[list[Literal["text"]], at_most(4)] = Field(default=["text"], min_length=1)
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
-    store: Literal[False] = False
+    store: bool = False
     metadata: Metadata = Field(default={})
     prediction: Prediction | None = None
     prompt_cache_retention: Literal["in_memory"] | None = None

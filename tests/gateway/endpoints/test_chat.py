@@ -186,7 +186,7 @@ REFUSED = [
     ({"tool_choice": "required"}, "tool_choice"), ({"function_call": "auto"}, "function_call"),
     ({"response_format": {"type": "json_object"}}, "response_format.type"), ({"audio": {}}, "audio"),
     ({"modalities": ["text", "audio"]}, "modalities[1]"), ({"web_search_options": {}}, "web_search_options"),
-    ({"prediction": {}}, "prediction.type"), ({"store": True}, "store"),
+    ({"prediction": {}}, "prediction.type"),
     ({"reasoning_effort": "hi"}, "reasoning_effort"), ({"prompt_logprobs": 21}, "prompt_logprobs"),
     ({"verbosity": "mute"}, "verbosity"), ({"moderation": {}}, "moderation"),
     ({"prompt_cache_retention": "24h"}, "prompt_cache_retention"),
