@@ -5,7 +5,7 @@ Knows no noun.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +54,16 @@ def flag(request: Request, name: str) -> bool:
     if text not in ("true", "false", "1", "0"):
         raise InvalidRequest(f"Invalid '{name}': expected true or false.", param=name, code="invalid_type")
     return text in ("true", "1")
+
+
+def included(request: Request, known: Collection[str]) -> frozenset[str]:
+    """The values of `include`, however a client spells a list. Raises `InvalidRequest` for one that is not known."""
+    spelled = ("include", "include[]")
+    values = frozenset(value for name, value in request.query_params.multi_items() if name in spelled)
+    for value in values - set(known):
+        message = f"Invalid 'include': {value[:64]!r} is not one of {', '.join(sorted(known))}."
+        raise InvalidRequest(message, param="include", code="invalid_value")
+    return values
 
 
 def listed(data: Sequence[dict[str, Any]], *, more: bool) -> Response:
