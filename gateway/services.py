@@ -31,10 +31,12 @@ from noria.gateway.tickets import Ticket, TicketOffice
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Whom a request belongs to. `weight` is its share of a busy queue against other tenants'."""
+    """Whom a request belongs to. `weight` is its share of a busy queue against other tenants'. It shares cached
+    prefixes with the tenants of its `cache_group`, if it has one."""
 
     id: str = "default"
     weight: float = 1.0
+    cache_group: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,17 +135,18 @@ class Services:
                 priority=fields.priority,
                 deadline_ms=deadline_ms,
                 cache_salt=fields.cache_salt or "",
+                cache_group=tenant.cache_group,
                 weight=tenant.weight,
                 logged=logged,
             )
             for place, seed in enumerate(drawn)
         ]
 
-    def check_choices(self, num_prompts: int, n: int) -> None:
-        """Refuse a request for more choices than one client may occupy at once."""
+    def check_choices(self, num_prompts: int, n: int, param: str = "n") -> None:
+        """Refuse a request for more choices than one client may occupy at once; `param` is what `n` is called."""
         limit = self.settings.max_choices
         if num_prompts * n > limit:
-            param = "n" if n > 1 else "prompt"
+            param = param if n > 1 else "prompt"
             message = f"Invalid '{param}': {num_prompts * n} choices are more than the {limit} allowed in one request."
             raise InvalidRequest(message, param=param, code="integer_above_max_value")
 

@@ -183,7 +183,7 @@ def simulate(policy: str, rate: float, *, engine: Engine, workload: Workload, co
                 result.served.append(alive.pop(progress.request.id))
     scheduler.check()
     result.seconds = clock
-    result.num_preemptions = scheduler.num_preemptions
+    result.num_preemptions = scheduler.preemptions.total
     return result
 
 

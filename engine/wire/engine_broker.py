@@ -152,15 +152,16 @@ class EngineBroker:
         frames: dict[str, list[TokenFrame]],
         stats: EngineStats | None,
         *,
-        max_requests: int,
-        max_blocks: int,
+        max_requests: int | Sequence[int],
+        max_blocks: int | Sequence[int],
     ) -> Exchange:
         """One iteration's round trip: record progress, publish, finish, claim. `frames` is keyed by gateway.
 
         Frames handed in are kept until they are known to be stored: after BrokerUnavailable call again with the new
         ones only. A frame with `finish` set ends its request. The frames of a resumed request are published again
-        here. With `lease_lost` the lease has been taken anew, but everything held until now belongs to others.
-        Raises BrokerUnavailable.
+        here. `max_requests` and `max_blocks` are one number for all classes or one for each, by rank; a request taken
+        uses up the room of every class. With `lease_lost` the lease has been taken anew, but everything held until now
+        belongs to others. Raises BrokerUnavailable.
         """
         for gateway, new in frames.items():
             rows = [to_row(frame) for frame in new]
@@ -262,7 +263,13 @@ class EngineBroker:
             del replies[-2:]
         return replies if progress is None else replies[1:]
 
-    def _claim(self, rows: list[Row], stats: EngineStats | None, max_requests: int, max_blocks: int) -> Command:
+    def _claim(
+        self,
+        rows: list[Row],
+        stats: EngineStats | None,
+        max_requests: int | Sequence[int],
+        max_blocks: int | Sequence[int],
+    ) -> Command:
         finished = self._ended + [
             (f.request_id, f.epoch, f.seq + len(f.token_ids)) for f in (row.frame for row in rows) if f.finish
         ]
@@ -270,8 +277,8 @@ class EngineBroker:
             self._pool,
             self.engine_id,
             _ms(self._lease),
-            max_requests,
-            max_blocks,
+            _by_rank(max_requests),
+            _by_rank(max_blocks),
             b"" if stats is None else encode(stats),
             int(self._reply_lost),
             LOOKAHEAD,
@@ -362,3 +369,7 @@ class EngineBroker:
 
 def _ms(seconds: float) -> int:
     return int(seconds * 1000)
+
+
+def _by_rank(numbers: int | Sequence[int]) -> str:
+    return str(numbers) if isinstance(numbers, int) else " ".join(map(str, numbers))

@@ -68,7 +68,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `deadline_ms` is Unix time in milliseconds on Redis' clock (None: none). `gateway` is the boot id of the gateway
     process whose frame stream carries the answer. `priority` orders the requests of one tenant within its class: the
-    lower value first. `weight` is the tenant's share against other tenants of the class. The frames of a `logged`
+    lower value first. `weight` is the tenant's share against other tenants of the class. Cached
+    prefixes are shared by requests of one tenant, or of one `cache_group` where the administrator set one, and of one
+    `cache_salt`, which the client may choose to keep some of its own apart. The frames of a `logged`
     request are also kept in a log of its own, and it outlives its gateway. `pooling` ("mean" or "last") asks for one
     vector of the prompt's hidden states instead of tokens. `prediction` is a guess of the output, to speculate on.
     """
@@ -87,14 +89,17 @@ class GenerationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     logged: bool = False
     pooling: str | None = None
     prediction: list[int] | None = None
+    cache_group: str = ""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
-    """Log-probability of a token under the model's own distribution, with the best alternatives, best first."""
+    """Log-probability of a token under the model's own distribution, with the best alternatives, best first. `rank` is
+    the token's place among all, 1 for the best; 0: not counted."""
 
     token_id: int
     logprob: float
     top: list[tuple[int, float]]
+    rank: int = 0
 
 
 class Usage(msgspec.Struct, frozen=True, array_like=True):
@@ -183,7 +188,9 @@ class EngineStats(msgspec.Struct, frozen=True):
     prompt_tokens_total: int = 0
     generation_tokens_total: int = 0
     cached_tokens_total: int = 0
-    preemptions_total: int = 0
+    memory_preemptions_total: int = 0  # for lack of KV blocks
+    class_preemptions_total: int = 0  # by requests of a higher class
+    recomputed_tokens_total: int = 0  # computed again after a preemption
     requests_finished_total: int = 0
     requests_failed_total: int = 0
     step_seconds_total: float = 0.0
