@@ -27,6 +27,7 @@ from bench.store import running_store
 from noria.engine.engine import Engine
 from noria.engine.execution.executor import LocalExecutor
 from noria.engine.execution.step import RowOutput, StepInput
+from noria.engine.grammar.grammars import Grammars
 from noria.engine.scheduling.kv_blocks import KVBlocks
 from noria.engine.scheduling.policy import POLICIES
 from noria.engine.scheduling.scheduler import Scheduler
@@ -87,8 +88,10 @@ def serve(url: str, commands: Connection) -> None:
     )
     model, broker, stop = PacedModel(), EngineBroker(url, CARD.id, lease_seconds=60), threading.Event()
     executor = LocalExecutor(model.execute)
-    broker.register(CARD, TokenizerFiles("{}", None, None, None, False))
-    thread = threading.Thread(target=Engine(scheduler, executor, broker, CARD).run, args=(stop,))
+    files = TokenizerFiles("{}", None, None, None, False)
+    broker.register(CARD, files)
+    grammars = Grammars(files, vocab_size=CARD.vocab_size, stop_token_ids=CARD.eos_token_ids)
+    thread = threading.Thread(target=Engine(scheduler, executor, broker, CARD, grammars).run, args=(stop,))
     commands.send("ready")
     commands.recv()
     thread.start()

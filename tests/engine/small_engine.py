@@ -7,9 +7,15 @@ import time
 from array import array
 from collections.abc import Callable
 
+import tokenizers
+import torch
+from tokenizers import decoders, models, pre_tokenizers
+
 from noria.engine.engine import Engine
 from noria.engine.execution.executor import LocalExecutor
-from noria.engine.execution.step import RowOutput, StepInput
+from noria.engine.execution.sampler import sample
+from noria.engine.execution.step import RowInput, RowOutput, StepInput
+from noria.engine.grammar.grammars import Grammars
 from noria.engine.scheduling.kv_blocks import KVBlocks
 from noria.engine.scheduling.policy import POLICIES
 from noria.engine.scheduling.scheduler import Scheduler
@@ -22,6 +28,7 @@ from noria.engine.wire.messages import (
     TokenFrame,
     TokenizerFiles,
 )
+from noria.engine.wire.tokenizer import Tokenizer
 
 BAD, BROKEN_LOGITS, EOS = 666, 667, 999
 CARD = ModelCard(
@@ -37,7 +44,18 @@ CARD = ModelCard(
     policy="paged",
     fingerprint="fp",
 )
-FILES = TokenizerFiles("{}", None, None, None, False)
+
+
+def byte_files() -> TokenizerFiles:
+    """Ids 0 to 255 are bytes; the model's other ids mean nothing."""
+    vocab = {symbol: place for place, symbol in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    inner = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    inner.decoder = decoders.ByteLevel()
+    return TokenizerFiles(inner.to_str(), None, None, None, False)
+
+
+FILES = byte_files()
+TOKENIZER = Tokenizer.load(FILES)
 
 
 def next_token(last: int) -> int:
@@ -47,7 +65,8 @@ def next_token(last: int) -> int:
 
 class TinyModel:
     """Fails whole iterations that hold the token BAD, and gives broken logits to rows that hold BROKEN_LOGITS. The
-    vector of a pooled row is its token ids, one after the other."""
+    vector of a pooled row is its token ids, one after the other. Rows with a grammar get logits of noise and the real
+    sampler."""
 
     def __init__(self) -> None:
         self.batch_sizes: list[int] = []
@@ -58,14 +77,17 @@ class TinyModel:
         self.batch_sizes.append(len(step.rows))
         if any(BAD in row.token_ids for row in step.rows):
             raise ArithmeticError("planted fault")
-        return [
-            RowOutput(error="planted")
-            if BROKEN_LOGITS in row.token_ids
-            else RowOutput(pooled=row.pooling.carried + array("i", row.token_ids).tobytes())
-            if row.pooling
-            else RowOutput((next_token(row.token_ids[-1]),) if row.sampling else ())
-            for row in step.rows
-        ]
+        return [self._output(row) for row in step.rows]
+
+    def _output(self, row: RowInput) -> RowOutput:
+        if BROKEN_LOGITS in row.token_ids:
+            return RowOutput(error="planted")
+        if row.pooling:
+            return RowOutput(pooled=row.pooling.carried + array("i", row.token_ids).tobytes())
+        if row.sampling is not None and row.sampling.mask is not None:
+            noise = torch.Generator().manual_seed(row.sampling.position)
+            return sample(torch.randn(1, CARD.vocab_size, generator=noise), [row.sampling])[0]
+        return RowOutput((next_token(row.token_ids[-1]),) if row.sampling else ())
 
 
 class RunningEngine:
@@ -76,6 +98,7 @@ class RunningEngine:
         lease_seconds: float = 5.0,
         executor: type[LocalExecutor] = LocalExecutor,
         policy: str = "paged",
+        grammars: Grammars | None = None,
     ) -> None:
         self.model = TinyModel()
         self.scheduler = Scheduler(
@@ -89,7 +112,8 @@ class RunningEngine:
         self.executor = executor(self.model.execute)
         self.broker = EngineBroker(url, "tiny", lease_seconds=lease_seconds)
         self.broker.register(CARD, FILES)
-        self.engine = Engine(self.scheduler, self.executor, self.broker, CARD)
+        grammars = grammars or Grammars(FILES, vocab_size=CARD.vocab_size, stop_token_ids=CARD.eos_token_ids)
+        self.engine = Engine(self.scheduler, self.executor, self.broker, CARD, grammars)
         self._stop, self.hurry = threading.Event(), threading.Event()
         self._drain_seconds = 0.0
         self._thread = threading.Thread(target=self._run)
