@@ -5,8 +5,10 @@ Knows which parts can hold which; the engine judges the rest.
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+from noria.engine.wire.messages import Grammar
 from noria.gateway.grammars.errors import Unsupported, inside
 from noria.gateway.grammars.json_schema import enforceable
 from noria.gateway.grammars.patterns import whole
@@ -24,6 +26,28 @@ def enforceable_tag(tag: Any) -> dict[str, Any]:
     if form is None:
         form = _of_old(tag)
     return {"type": "structural_tag", "format": _form(form, "#/format", 0)}
+
+
+def json_form(schema: Any, style: str = "json") -> dict[str, Any]:
+    """JSON of an enforceable schema, as a part of a tag."""
+    return {"type": "json_schema", "json_schema": schema, "style": style, "max_whitespace_cnt": MAX_WHITESPACE}
+
+
+def as_form(grammar: Grammar) -> dict[str, Any]:
+    """Any grammar as a part of a tag."""
+    kind, text = grammar.kind, grammar.text
+    if kind == "json_schema":
+        return json_form(json.loads(text))
+    if kind == "json_object":
+        return json_form({"type": "object", "additionalProperties": True})
+    if kind == "regex":
+        return {"type": "regex", "pattern": text}
+    if kind == "ebnf":
+        return {"type": "grammar", "grammar": text}
+    if kind == "choice":
+        return {"type": "or", "elements": [{"type": "const_string", "value": value} for value in json.loads(text)]}
+    form: dict[str, Any] = json.loads(text)["format"]
+    return form
 
 
 def _of_old(tag: dict[str, Any]) -> dict[str, Any]:
