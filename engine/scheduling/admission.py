@@ -141,6 +141,15 @@ class Admission:
             self._kv.grow(request, request.num_tokens)
         return True
 
+    def stretch(self, request: Request, num_tokens: int) -> int:
+        """Blocks for `num_tokens` guessed tokens beyond the newest one, as far as they take nobody's; returns for how
+        many there are."""
+        wanted = request.num_tokens + num_tokens
+        if self._kv.missing(request, wanted) > max(0, self._kv.num_free - self._watermark):
+            return min(num_tokens, len(request.blocks) * self._kv.block_size - request.num_tokens)
+        self._kv.grow(request, wanted)
+        return num_tokens
+
     def _preempt(self, request: Request) -> None:
         """Give up a request's blocks; it is computed again when it comes back (recompute, not swap)."""
         request.num_lost = request.num_computed

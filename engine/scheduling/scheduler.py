@@ -13,6 +13,7 @@ from noria.engine.scheduling.kv_blocks import KVBlocks
 from noria.engine.scheduling.policy import Policy
 from noria.engine.scheduling.preemption import PreemptionCounts, Room
 from noria.engine.scheduling.request import Request
+from noria.engine.scheduling.speculation import Drafter, SpeculationCounts
 
 
 class CannotEverFit(ValueError):
@@ -40,12 +41,15 @@ class Scheduler:
         max_batch_tokens: int,
         max_model_len: int,
         num_stages: int = 1,
+        max_draft: int = 0,
     ) -> None:
         self.policy = policy
         self.kv = kv
         self.max_batch_size = min(max_batch_size, max_batch_tokens)  # every row has a token
         self.max_batch_tokens = max_batch_tokens
         self.max_model_len = max_model_len
+        self.max_draft = max_draft  # guessed tokens of one row at most; 0: no speculation
+        self.speculation = SpeculationCounts()
         self.max_running = self.max_batch_size * (1 if policy.closed_batches else num_stages)
         self._admission = Admission(policy, kv, self.max_running)
         self.waiting, self.running = self._admission.waiting, self._admission.running
@@ -67,6 +71,8 @@ class Scheduler:
             raise CannotEverFit(f"{total} tokens asked for, the KV memory holds {size}")
         if request.id in self._by_id:
             raise ValueError(f"request {request.id} is already here")
+        if self.max_draft:
+            request.drafter = Drafter(request.prediction)
         request.arrival = self._num_arrivals
         self._num_arrivals += 1
         self._by_id[request.id] = request
@@ -113,8 +119,8 @@ class Scheduler:
         self._admission.admit_urgent()  # their prompts are read below, before those of others
         decodes: list[BatchRow] = []
         prefills: list[BatchRow] = []
-        reading = self._select_decodes(decodes)
-        budget = self._read_on(reading, prefills, len(decodes))
+        reading, budget = self._select_decodes(decodes)
+        self._read_on(reading, prefills, len(decodes), budget)
         self._admit(prefills, len(decodes), budget)
         rows = decodes + prefills
         for row in rows:
