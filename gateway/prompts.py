@@ -12,6 +12,7 @@ from noria.engine.wire.messages import ModelCard
 from noria.gateway.errors import ContextLengthExceeded, InvalidRequest
 from noria.gateway.model_directory import ServedModel
 from noria.gateway.schemas.chat import INLINE_BYTES, ChatRequest
+from noria.gateway.schemas.sampling import SamplingFields
 from noria.gateway.text.chat_template import TemplateError, encode_chat
 
 
@@ -20,7 +21,8 @@ async def chat_prompt(model: ServedModel, request: ChatRequest) -> list[int]:
     if model.template is None:
         raise InvalidRequest(f"The model '{model.card.id}' has no chat template: use completions.", param="model")
     template, num_bytes = model.template, request.text_bytes
-    _refuse_hopeless(model, max(len(request.messages), -(-num_bytes // model.longest_token)), "messages")
+    if request.truncate_prompt_tokens is None:
+        _refuse_hopeless(model, max(len(request.messages), -(-num_bytes // model.longest_token)), "messages")
     messages = request.template_messages()
     add_generation_prompt = request.add_generation_prompt
     if add_generation_prompt is None:
@@ -42,7 +44,7 @@ async def chat_prompt(model: ServedModel, request: ChatRequest) -> list[int]:
         raise InvalidRequest(f"The model's chat template refuses these messages: {error}", param="messages") from error
     if not prompt:
         raise InvalidRequest("The messages render to an empty prompt.", param="messages")
-    return prompt
+    return truncated(model.card, request, prompt)
 
 
 async def text_prompt(model: ServedModel, text: str) -> list[int]:
@@ -59,6 +61,24 @@ async def text_prompt(model: ServedModel, text: str) -> list[int]:
     if start is None:
         raise InvalidRequest("The prompt is empty, and this model has no token for an empty document.", param="prompt")
     return [start]
+
+
+def truncated(card: ModelCard, request: SamplingFields, prompt: list[int]) -> list[int]:
+    """The last tokens of a prompt, as many as `truncate_prompt_tokens` says; -1 leaves room for `max_tokens`, or for
+    one token."""
+    kept = request.truncate_prompt_tokens
+    if kept is None:
+        return prompt
+    limit = min(card.max_model_len, card.kv_tokens)
+    if kept > limit:
+        raise InvalidRequest(
+            f"Invalid 'truncate_prompt_tokens': {kept} is more than the {limit} tokens that this model can take.",
+            param="truncate_prompt_tokens",
+            code="integer_above_max_value",
+        )
+    if kept < 0:
+        kept = max(1, limit - (1 if request.wanted_tokens is None else request.wanted_tokens))
+    return prompt[-kept:]
 
 
 def checked_ids(model: ServedModel, prompt: list[int]) -> list[int]:

@@ -10,6 +10,7 @@ import secrets
 from noria.engine.wire.messages import ModelCard, SamplingParams
 from noria.gateway.choice import TextOptions
 from noria.gateway.errors import InvalidRequest
+from noria.gateway.model_directory import ServedModel
 from noria.gateway.schemas.sampling import SamplingFields
 
 _MASK = 2**64 - 1
@@ -48,14 +49,17 @@ def sampling_params(
     )
 
 
-def text_options(card: ModelCard, request: SamplingFields, *, logprobs: bool) -> TextOptions:
-    eos = () if request.ignore_eos else card.eos_token_ids
+def text_options(model: ServedModel, request: SamplingFields, *, logprobs: bool) -> TextOptions:
+    """The text conditions of every choice. What stops an answer is no part of it unless it is asked for."""
+    eos = () if request.ignore_eos else model.card.eos_token_ids
+    ends = () if request.include_stop_str_in_output else (*eos, *request.stop_token_ids)
     return TextOptions(
         stop=tuple(dict.fromkeys(request.stop)),
         include_stop=request.include_stop_str_in_output,
         min_tokens=request.min_tokens,
-        end_ids=frozenset((*eos, *request.stop_token_ids)),
+        end_ids=frozenset(ends),
         logprobs=logprobs,
+        spelled=frozenset() if request.skip_special_tokens else frozenset(model.tokenizer.control_tokens.values()),
     )
 
 

@@ -41,7 +41,7 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A request that passed every check: `fields.n` choices for each prompt; `params` are per prompt."""
+    """A request that passed every check: `fields.samples` choices for each prompt; `params` are per prompt."""
 
     model: ServedModel
     fields: SamplingFields
@@ -51,7 +51,7 @@ class Question:
 
     @property
     def num_choices(self) -> int:
-        return len(self.prompts) * self.fields.n
+        return len(self.prompts) * self.fields.samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class Services:
     def _requests(
         self, tenant: Tenant, question: Question, names: Sequence[str], *, logged: bool
     ) -> list[GenerationRequest]:
-        fields, n = question.fields, question.fields.n
+        fields, n = question.fields, question.fields.samples
         deadline_ms = int((time.time() + self.settings.request_timeout) * 1000)
         drawn = seeds(fields.seed, len(question.prompts), n)
         return [
@@ -134,7 +134,8 @@ class Services:
                 service_class=fields.service_class,
                 priority=fields.priority,
                 deadline_ms=deadline_ms,
-                cache_salt=tenant.cache_group,
+                cache_salt=fields.cache_salt or "",
+                cache_group=tenant.cache_group,
                 weight=tenant.weight,
                 logged=logged,
             )

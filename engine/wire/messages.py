@@ -68,8 +68,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `deadline_ms` is Unix time in milliseconds on Redis' clock (None: none). `gateway` is the boot id of the gateway
     process whose frame stream carries the answer. `priority` orders the requests of one tenant within its class: the
-    lower value first. `weight` is the tenant's share against other tenants of the class. Requests of one
-    `cache_salt` share cached prefixes, whosever they are; without one those of one tenant do. The frames of a `logged`
+    lower value first. `weight` is the tenant's share against other tenants of the class. Cached
+    prefixes are shared by requests of one tenant, or of one `cache_group` where the administrator set one, and of one
+    `cache_salt`, which the client may choose to keep some of its own apart. The frames of a `logged`
     request are also kept in a log of its own, and it outlives its gateway. `pooling` ("mean" or "last") asks for one
     vector of the prompt's hidden states instead of tokens. `prediction` is a guess of the output, to speculate on.
     """
@@ -88,6 +89,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     logged: bool = False
     pooling: str | None = None
     prediction: list[int] | None = None
+    cache_group: str = ""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):

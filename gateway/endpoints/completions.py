@@ -20,7 +20,7 @@ from noria.gateway.delivery import delivery
 from noria.gateway.dependencies import ServicesDep, TenantDep, json_object
 from noria.gateway.generation import Generation
 from noria.gateway.model_directory import ServedModel
-from noria.gateway.prompts import checked_ids, room_left, text_prompt
+from noria.gateway.prompts import checked_ids, room_left, text_prompt, truncated
 from noria.gateway.sampling import check_stop_count, sampling_params, text_options
 from noria.gateway.schemas.answers import Chunks, Head, completion_logprobs, usage_fields
 from noria.gateway.schemas.completions import CompletionRequest, Prompt
@@ -43,10 +43,10 @@ async def completions(request: Request, services: ServicesDep, tenant: TenantDep
     check_stop_count(body, services.settings.max_stop_strings)
     services.check_choices(len(body.prompt), body.n)
     model = await services.directory.resolve(body.model)
-    prompts = [await _encoded(model, prompt) for prompt in body.prompt]
+    prompts = [truncated(model.card, body, await _encoded(model, prompt)) for prompt in body.prompt]
     scored_prompt = body.logprobs if body.echo else None
     params = [_params(model, body, len(prompt), scored_prompt) for prompt in prompts]
-    options = text_options(model.card, body, logprobs=body.logprobs is not None)
+    options = text_options(model, body, logprobs=body.logprobs is not None)
     question = Question(model, body, prompts, params, options)
 
     def shape(identity: Identity) -> _Answer:

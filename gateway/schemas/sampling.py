@@ -23,7 +23,6 @@ REFUSED = {
     "return_token_ids": "is not supported by this server", "logits_processors": "is not supported by this server",
     "use_beam_search": "is not supported by this server", "length_penalty": "is not supported by this server",
     "allowed_token_ids": "is not supported by this server", "bad_words": "is not supported by this server",
-    "truncate_prompt_tokens": "is not supported by this server",
 }  # fmt: skip
 
 
@@ -47,7 +46,8 @@ StopString = Annotated[str, Field(min_length=1, max_length=1024)]
 class SamplingFields(RequestBody):
     """`temperature`, `top_p` and the penalties have OpenAI's ranges; `top_k` to `priority` are vLLM's extras.
 
-    `priority`: a lower number is served earlier within its class.
+    `priority`: a lower number is served earlier within its class. `truncate_prompt_tokens` keeps the last tokens of a
+    prompt (-1: as many as the context holds); `cache_salt` keeps its blocks in the prefix cache apart from others'.
     """
 
     model: str = Field(min_length=1, max_length=512)
@@ -71,10 +71,12 @@ class SamplingFields(RequestBody):
     min_tokens: int = Field(0, ge=0)
     ignore_eos: bool = False
     stop_token_ids: Annotated[list[int], at_most(256)] = Field(default=[])
-    skip_special_tokens: Literal[True] = True
+    skip_special_tokens: bool = True
     spaces_between_special_tokens: Literal[True] = True
     include_stop_str_in_output: bool = False
     priority: int = Field(0, ge=-(2**31), le=2**31 - 1)
+    truncate_prompt_tokens: int | None = Field(None, ge=-1)
+    cache_salt: str | None = Field(None, min_length=1, max_length=512)
 
     @field_validator("logit_bias")
     @classmethod
@@ -85,11 +87,28 @@ class SamplingFields(RequestBody):
                 raise PydanticCustomError("logit_bias_key", "keys must be token ids, got {key}", shown)
         return value
 
+    @field_validator("truncate_prompt_tokens")
+    @classmethod
+    def _keeps_something(cls, value: int | None) -> int | None:
+        if value == 0:
+            raise PydanticCustomError("truncate", "a prompt needs a token: expected -1 or a number above 0")
+        return value
+
     @model_validator(mode="after")
     def _stream_options_need_stream(self) -> SamplingFields:
         if self.stream_options is not None and not self.stream:
             raise combination("stream_options", "'stream_options' is only allowed when 'stream' is true")
         return self
+
+    @property
+    def samples(self) -> int:
+        """Choices that are computed for each prompt."""
+        return self.n
+
+    @property
+    def wanted_tokens(self) -> int | None:
+        """Output tokens asked for, if they were."""
+        return self.max_tokens
 
     @property
     def include_usage(self) -> bool:

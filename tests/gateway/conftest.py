@@ -88,6 +88,7 @@ class ScriptedEngine(threading.Thread):
         )
         self.card = msgspec.structs.replace(base, **(card or {}))
         self.answer = "Hello, wörld 🎉! One two three four five."
+        self.answer_ids: list[int] | None = None  # instead of `answer`
         self.pace = 0.0
         self.fail_with: str | None = None
         self.seen: list[Claimed] = []
@@ -147,7 +148,8 @@ class ScriptedEngine(threading.Thread):
 
     def _output(self, claimed: Claimed) -> list[int]:
         sampling = claimed.request.sampling
-        output = [*self.tokenizer.encode(self.answer), self.eos]
+        answer = self.tokenizer.encode(self.answer) if self.answer_ids is None else self.answer_ids
+        output = [*answer, self.eos]
         if sampling.ignore_eos:
             output = (output[:-1] * (sampling.max_tokens // len(output) + 2))[: sampling.max_tokens]
         return output[: sampling.max_tokens]
@@ -259,7 +261,8 @@ def engine(shared_engine: ScriptedEngine) -> Iterator[ScriptedEngine]:
     shared_engine.seen.clear()
     shared_engine.cancelled.clear()
     yield shared_engine
-    shared_engine.answer, shared_engine.pace, shared_engine.fail_with = answer, 0.0, None
+    shared_engine.answer, shared_engine.answer_ids = answer, None
+    shared_engine.pace, shared_engine.fail_with = 0.0, None
     eventually(lambda: not shared_engine.running)
 
 

@@ -85,7 +85,7 @@ def test_keys_name_tenants_and_weights(busy, launch):
     engine, _, send, _ = busy
     for key in ("sk-a", "sk-b", "sk-c"):
         assert wait_for(send(key, priority=7, service_tier="priority"), launch)[0].json()["service_tier"] == "priority"
-    seen = [(r.tenant, r.weight, r.cache_salt, r.priority, r.service_class) for r in (c.request for c in engine.seen)]
+    seen = [(r.tenant, r.weight, r.cache_group, r.priority, r.service_class) for r in (c.request for c in engine.seen)]
     assert seen == [
         ("default", 1.0, "", 7, "priority"), ("b", 2.5, "team", 7, "priority"), ("c", 1.0, "", 7, "priority"),
     ]  # fmt: skip
