@@ -37,6 +37,10 @@ class EngineConfig(BaseSettings):
     pooling: Literal["auto", "mean", "last"] = Field(
         "auto", description="How a prompt's hidden states become an embedding; auto: as the model's files say, or mean"
     )
+    speculate: Literal["off", "ngram"] = Field(
+        "off", description="ngram: guess tokens from a request's own text and verify several in one iteration"
+    )
+    draft_tokens: int = Field(6, ge=1, le=32, description="Tokens guessed for one request and iteration at most")
     threads: int = Field(0, ge=0, le=1024, description="Compute threads; 0: one per core")
     lease_seconds: float = Field(5.0, gt=0.5, le=600, description="An engine silent for this long is taken for dead")
     drain_timeout: float = Field(

@@ -55,6 +55,7 @@ class LiveRequest:
             stop_ids=frozenset(stops),
             min_tokens=params.min_tokens,
             salt=msgspec.msgpack.encode((request.cache_salt, request.cache_group, *owner)),
+            prediction=request.prediction or (),
             # A mean, or the scores of a prompt, need every position computed.
             reuse_prefix=params.prompt_logprobs is None and request.pooling != "mean",
         )
@@ -63,15 +64,16 @@ class LiveRequest:
     def row(self, row: BatchRow, card: ModelCard) -> RowInput:
         """The control message's row for `row`."""
         request, params = self.scheduled, self.claimed.request.sampling
-        end = row.start + row.num_tokens
+        end = row.start + row.num_tokens - len(row.draft)
         targets = None
         if params.prompt_logprobs is not None and self.seq == 0 and not row.is_padding:
             targets = request.tokens[row.start + 1 : min(end + 1, request.num_prompt)]
         return RowInput(
-            token_ids=request.tokens[row.start : end],
+            token_ids=[*request.tokens[row.start : end], *row.draft],
             start=row.start,
             blocks=request.blocks,
             sampling=self._sampling(card) if row.samples else None,
+            draft=[self._sampling(card, row.draft[:count]) for count in range(1, len(row.draft) + 1)],
             prompt_targets=targets,
             prompt_alternatives=params.prompt_logprobs or 0,
             pooling=self._pooling(row),
@@ -84,18 +86,21 @@ class LiveRequest:
             return None
         return Pooling(kind, self.pooled if row.start else b"", is_last)
 
-    def _sampling(self, card: ModelCard) -> Sampling:
+    def _sampling(self, card: ModelCard, guessed: tuple[int, ...] = ()) -> Sampling:
+        """How the token after those known, and `guessed` ones after them, is chosen."""
         request, params = self.scheduled, self.claimed.request.sampling
         penalised = params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0
         banned: tuple[int, ...] = ()
-        if request.num_output < request.min_tokens:
+        if request.num_output + len(guessed) < request.min_tokens:
             banned = tuple(request.stop_ids)
         elif params.ignore_eos:
             banned = card.eos_token_ids
         return Sampling(
             params=params,
-            position=request.num_tokens,
-            history=(request.num_prompt, request.tokens) if penalised else None,
+            position=request.num_tokens + len(guessed),
+            history=(request.num_prompt, [*request.tokens, *guessed] if guessed else request.tokens)
+            if penalised
+            else None,
             banned=banned,
         )
 
@@ -122,7 +127,7 @@ class LiveRequest:
             epoch=self.claimed.epoch,
             seq=self.seq,
             token_ids=list(progress.new_tokens),
-            logprobs=logprobs if progress.new_tokens else None,
+            logprobs=logprobs[: len(progress.new_tokens)] if logprobs and progress.new_tokens else None,
             finish=finish,
             usage=Usage(request.num_prompt, request.num_output, request.num_cached) if progress.finish else None,
             error=error,

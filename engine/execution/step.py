@@ -36,6 +36,8 @@ class Pooling(msgspec.Struct, frozen=True):
 class RowInput(msgspec.Struct, frozen=True):
     """New tokens of one request: `token_ids` stand at positions `start`, `start + 1`, …
 
+    The last `len(draft)` tokens of a decode row are guesses: how the token after each of them is chosen. The row gives
+    the tokens that are chosen as long as they are the guessed ones, and one more.
     `prompt_targets` are the tokens that the row's positions should have predicted, for prompt log-probabilities.
     """
 
@@ -46,6 +48,7 @@ class RowInput(msgspec.Struct, frozen=True):
     prompt_targets: list[int] | None = None
     prompt_alternatives: int = 0
     pooling: Pooling | None = None
+    draft: list[Sampling] = []
 
 
 class StepInput(msgspec.Struct, frozen=True):

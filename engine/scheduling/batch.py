@@ -12,8 +12,8 @@ from noria.engine.scheduling.request import Request
 
 
 class BatchRow(NamedTuple):
-    """Tokens `start` to `start + num_tokens` of one request, the last of them guessed where there is a `draft`. A tuple,
-    since one is made per row and iteration."""
+    """Tokens `start` to `start + num_tokens` of one request, the last of them guessed where there is a `draft`. A
+    tuple, since one is made per row and iteration."""
 
     request: Request
     start: int

@@ -119,8 +119,9 @@ class Scheduler:
         self._admission.admit_urgent()  # their prompts are read below, before those of others
         decodes: list[BatchRow] = []
         prefills: list[BatchRow] = []
-        reading, budget = self._select_decodes(decodes)
-        self._read_on(reading, prefills, len(decodes), budget)
+        reading = self._select_decodes(decodes)
+        budget = self.max_batch_tokens - sum(row.num_tokens for row in decodes)
+        budget = self._read_on(reading, prefills, len(decodes), budget)
         self._admit(prefills, len(decodes), budget)
         rows = decodes + prefills
         for row in rows:
@@ -130,21 +131,28 @@ class Scheduler:
 
     def complete(self, batch: Batch, sampled: Sequence[Sequence[int]]) -> list[Progress]:
         """Fold an iteration's results back. `sampled[i]` are the tokens chosen for row i, none where it does not
-        sample. Finished requests leave here, and their blocks are free for the next `select`."""
+        sample; after a draft, the guesses that were right and one more. Finished requests leave here, and their blocks
+        are free for the next `select`."""
         progress: list[Progress] = []
         for row, tokens in zip(batch.rows, sampled, strict=True):
             request = row.request
             request.in_flight = False
             if row.is_padding:
                 continue
+            kept: tuple[int, ...] = ()
+            finish = request.cancelled
+            if finish is None and row.samples:
+                kept, finish = self._append(request, tokens)
             request.num_computed = row.start + row.num_tokens
+            if row.draft:  # keys and values of wrong guesses are written over
+                request.num_computed -= len(row.draft) - self._count_draft(row, kept)
             self.kv.register(request)
-            if request.cancelled is not None:
-                progress.append(self._end(request, (), request.cancelled))
+            if finish is None and not request.num_pending:  # nothing to sample: it asked for no (more) tokens
+                finish = "length"
+            if finish is not None:
+                progress.append(self._end(request, kept, finish))
             elif row.samples:
-                progress.append(self._advance(request, tokens))
-            elif not request.num_pending:  # nothing to compute and nothing to sample: it asked for no (more) tokens
-                progress.append(self._end(request, (), "length"))
+                progress.append(Progress(request, kept, None))
         if self.policy.closed_batches and all(request.finish is not None for request in self.running):
             for request in list(self.running):
                 self._leave(request)
@@ -169,6 +177,7 @@ class Scheduler:
     def _select_decodes(self, rows: list[BatchRow]) -> list[Request]:
         """Append a row for everyone who decodes; returns those who still read their prompts."""
         reading: list[Request] = []
+        spare = self.max_batch_tokens - len(self.running)  # whoever runs has a token; guesses come from the rest
         for request in list(self.running):
             if len(rows) == self.max_batch_size:
                 break
@@ -179,13 +188,23 @@ class Scheduler:
             elif not request.is_decoding:
                 reading.append(request)
             elif self._admission.grow(request):
-                rows.append(BatchRow(request, request.num_computed, 1, True, samples=request.wants_more))
+                draft = self._draft(request, spare) if self.max_draft else ()
+                spare -= len(draft)
+                row = BatchRow(request, request.num_computed, 1 + len(draft), True, request.wants_more, draft=draft)
+                rows.append(row)
         return reading
 
-    def _read_on(self, reading: list[Request], rows: list[BatchRow], num_decodes: int) -> int:
+    def _draft(self, request: Request, spare: int) -> tuple[int, ...]:
+        """Tokens to try after the newest one of a request that decodes, as far as there is room for them."""
+        limit = min(self.max_draft, spare, request.num_total - request.num_tokens - 1)
+        if request.drafter is None or limit <= 0:
+            return ()
+        draft = request.drafter.propose(request.tokens, request.num_prompt, limit, len(self.running))
+        return draft[: self._admission.stretch(request, len(draft))] if draft else ()
+
+    def _read_on(self, reading: list[Request], rows: list[BatchRow], num_decodes: int, budget: int) -> int:
         """Go on with the prompts of admitted requests; returns the tokens left for others. One that has to wait left
         no tokens or no rows, so nobody overtakes it by being admitted."""
-        budget = self.max_batch_tokens - num_decodes
         for request in reading[: self.max_batch_size - num_decodes]:
             budget -= self._append_chunk(request, rows, budget)
         return budget
@@ -210,16 +229,23 @@ class Scheduler:
 
     # --- results --------------------------------------------------------------------------------------------------
 
-    def _advance(self, request: Request, tokens: Sequence[int]) -> Progress:
-        kept: list[int] = []
-        finish: str | None = None
-        for token in tokens:
+    def _append(self, request: Request, tokens: Sequence[int]) -> tuple[tuple[int, ...], str | None]:
+        """Add sampled tokens up to the one that ends the request; returns those, and why it ended if it did."""
+        for count, token in enumerate(tokens, start=1):
             request.tokens.append(token)
-            kept.append(token)
             finish = request.finish_after(token, self.max_model_len)
             if finish is not None:
-                return self._end(request, tuple(kept), finish)
-        return Progress(request, tuple(kept), None)
+                return tuple(tokens[:count]), finish
+        return tuple(tokens), None
+
+    def _count_draft(self, row: BatchRow, kept: tuple[int, ...]) -> int:
+        """Keep account of a draft; returns how many of its tokens are the request's now."""
+        num_accepted = max(0, len(kept) - 1)
+        if row.request.drafter is not None:
+            row.request.drafter.learn(len(row.draft), num_accepted)
+        self.speculation.drafted += len(row.draft)
+        self.speculation.accepted += num_accepted
+        return num_accepted
 
     def _end(self, request: Request, tokens: tuple[int, ...], finish: str) -> Progress:
         """The one exit of every request, whatever ends it."""

@@ -2,7 +2,8 @@
 
 Proposes and keeps accounts; whether a guess is right is for execution to say. Integers only, knows no model.
 
-After "Prompt Lookup Decoding" (Saxena, 2023): where the last few tokens occurred before, what followed may follow again.
+After "Prompt Lookup Decoding" (Saxena, 2023): where the last few tokens occurred before, what followed then may follow
+again.
 """
 
 from __future__ import annotations
@@ -14,15 +15,17 @@ NGRAMS = (4, 3, 2)
 """Lengths of the endings that are looked up, the surest first."""
 
 BREAK_EVEN_ROWS = 16
-"""Rows of an iteration that cost as much as reading the weights once. A guess costs about one row. A guessed right token
-saves a row and its share of an iteration, so among n rows guessing pays when more than n / (n + BREAK_EVEN_ROWS) of the
-guesses are right: 6 % alone, half of them among 16."""
+"""Rows of an iteration that cost as much as reading the weights once. A guess costs about one row, a right one saves a
+row and the share of an iteration: so among n rows guessing pays when more than n / (n + BREAK_EVEN_ROWS) of the guesses
+are right, 6 % alone, half of them among 16."""
 
 MEMORY = 32
 """Guesses after which an older one counts half."""
 
 PAUSE = 64
 """Tokens for which a request for which guessing does not pay is left alone before it is tried again."""
+
+_UNKNOWN = (8.0, 4.0)  # guesses, and how many of them are taken to be right, of a request not known yet
 
 
 @dataclass(slots=True)
@@ -41,7 +44,7 @@ class Drafter:
         self._own = _Passage([])
         self._followed: int | None = 0  # how far the output has followed the prediction, while it does
         self._resume_at = 0  # number of tokens before which nothing is proposed
-        self._forget()
+        self._drafted, self._accepted = _UNKNOWN
 
     def propose(self, tokens: list[int], num_prompt: int, limit: int, num_rows: int) -> tuple[int, ...]:
         """At most `limit` tokens that may follow `tokens`, in an iteration of `num_rows` rows; none where guessing does
@@ -50,7 +53,7 @@ class Drafter:
             return ()
         if self._accepted * (num_rows + BREAK_EVEN_ROWS) < self._drafted * num_rows:
             self._resume_at = len(tokens) + PAUSE
-            self._forget()
+            self._drafted, self._accepted = _UNKNOWN
             return ()
         return self._from_prediction(tokens, num_prompt, limit) or self._own.continuation(tokens, tokens, limit)
 
@@ -59,9 +62,6 @@ class Drafter:
         keep = 0.5 ** (num_drafted / MEMORY)
         self._drafted = self._drafted * keep + num_drafted
         self._accepted = self._accepted * keep + num_accepted
-
-    def _forget(self) -> None:
-        self._drafted, self._accepted = 8.0, 4.0  # what is supposed of a request not known yet
 
     def _from_prediction(self, tokens: list[int], num_prompt: int, limit: int) -> tuple[int, ...]:
         predicted = self._prediction.tokens
