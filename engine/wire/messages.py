@@ -131,6 +131,15 @@ class TokenFrame(msgspec.Struct, frozen=True, array_like=True):
     embedding: bytes | None = None
 
 
+TOOL_PARSERS = (
+    "auto", "none", "harmony", "deepseek", "mistral", "qwen_xml", "hermes", "pythonic", "llama", "json",
+)  # fmt: skip
+"""Formats of tool calls that a gateway can read; "auto": as the model's chat template has it."""
+
+REASONING_PARSERS = ("auto", "none", "think", "harmony")
+"""Formats of thoughts that a gateway can read."""
+
+
 class ModelCard(msgspec.Struct, frozen=True):
     """What a gateway must know of a model to validate, render and encode without having its files."""
 
@@ -147,6 +156,8 @@ class ModelCard(msgspec.Struct, frozen=True):
     fingerprint: str  # system_fingerprint: weights, precision and version
     embedding_size: int = 0  # numbers in a pooled request's vector; 0: this model gives none
     pooling: str = "mean"  # how vectors are made unless a request says otherwise: "mean" or "last"
+    tool_parser: str = "auto"  # one of TOOL_PARSERS
+    reasoning_parser: str = "auto"  # one of REASONING_PARSERS
     wire_version: int = WIRE_VERSION
 
 

@@ -3,29 +3,23 @@
 -- and takes requests as long as their class has room: max_requests and max_blocks (of the KV memory) say how much, one
 -- number for all classes or one for each, by rank. What is taken uses up the room of every class; a higher class may
 -- have more of it, since others give way to it.
--- Returns {1, claimed, cancelled ids, endings of expired requests}, or {0} when the lease is gone; a claimed request is
--- {{id, gateway, epoch, seq, prompt tokens, 1 if logged}, body, progress}.
+-- Returns {1, claimed, cancelled ids, endings of expired requests, ids that are no longer this engine's}, or {0} when the
+-- lease is gone; a claimed request is {{id, gateway, epoch, seq, prompt tokens, 1 if logged}, body, progress}.
 --
 -- Who is next: a suspect, if none is on this engine's trial already; else the class whose turn it is, and in it the
 -- tenant whose turn it is, and of that tenant the first in line. Both turns are start-time fair queueing in tokens,
 -- charged at the claim and corrected at the end. The request that has waited longest in its class may be passed over
 -- by max_passed_over others; then it is next, whoever's turn it is, and charged as ever.
 local engine, lease = ARGV[1], tonumber(ARGV[2])
-local stats, resync, card_ttl = ARGV[5], ARGV[6] == '1', ARGV[7]
-local lookahead, max_age, max_passed_over = tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])
-local num_finished = tonumber(ARGV[11])
+local stats, resync = ARGV[5], ARGV[6] == '1'
+local lookahead, max_age, max_passed_over = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
+local num_finished = tonumber(ARGV[10])
 local owned = pool .. 'owned:' .. engine
 
-if not redis.call('ZSCORE', pool .. 'engines', engine) or redis.call('PEXPIRE', pool .. 'card', card_ttl) == 0 then
-  return {0}
-end
+-- The lease itself is renewed here, all that lives as long as the pool is used by LEASE, once in a while.
+if not redis.call('ZSCORE', pool .. 'engines', engine) or redis.call('EXISTS', pool .. 'card') == 0 then return {0} end
 redis.call('ZADD', pool .. 'engines', now + lease, engine)
-redis.call('PEXPIRE', pool .. 'engines', DAY)
-redis.call('PEXPIRE', pool .. 'tokenizer', card_ttl)
-if stats ~= '' then
-  redis.call('HSET', pool .. 'engine_stats', engine, stats)
-  redis.call('PEXPIRE', pool .. 'engine_stats', DAY)
-end
+if stats ~= '' then redis.call('HSET', pool .. 'engine_stats', engine, stats) end
 local trial = redis.call('HGET', pool .. 'trials', engine)
 
 -- FINISH: the estimate prompt + max_tokens in the tenant's account becomes the true count (virtual token counter).
@@ -47,7 +41,8 @@ local function finish(id, epoch, completion)
     redis.call('HDEL', pool .. 'finish_tags', class .. '/' .. tenant)
   end
 end
-for i = 12, 11 + 3 * num_finished, 3 do finish(ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2])) end
+for i = 11, 10 + 3 * num_finished, 3 do finish(ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2])) end
+if num_finished > 0 and redis.call('EXISTS', owned) == 0 then redis.call('DEL', pool .. 'journal:' .. engine) end
 
 -- The drain rate: tokens finished per second while there is work, in the unit in which the queue is counted (prompt
 -- + max_tokens), smoothed over about ten seconds of the server's clock.
@@ -76,10 +71,15 @@ local function hand_over(id, epoch, seq)
     redis.call('GET', pool .. 'progress:' .. id) or ''}
 end
 
--- After a lost reply the engine names what it knows that it holds; the rest is handed over again.
+-- After a lost reply the engine names what it knows that it holds. What it does not know is handed over again; what is
+-- not its own any more (the store may have lost its last second) it has to drop.
+local fenced = {}
 if resync then
   local known = {}
-  for i = 12 + 3 * num_finished, #ARGV do known[ARGV[i]] = true end
+  for i = 11 + 3 * num_finished, #ARGV do
+    known[ARGV[i]] = true
+    if redis.call('HEXISTS', owned, ARGV[i]) == 0 then fenced[#fenced + 1] = ARGV[i] end
+  end
   local held = redis.call('HGETALL', owned)
   for i = 1, #held, 2 do
     local id, epoch, seq = held[i], string.match(held[i + 1], '^(%d+) (%d+)')
@@ -281,4 +281,4 @@ if #claimed > 0 then
   if num_queued() > 0 then ring() end -- there is more: another idle engine may take it
 end
 if num_finished > 0 or #expired > 0 or #claimed > 0 then settle_if_idle() end
-return {1, claimed, cancelled, expired}
+return {1, claimed, cancelled, expired, fenced}

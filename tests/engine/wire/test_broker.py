@@ -324,11 +324,13 @@ def test_the_scripts_know_the_classes_and_stay_in_their_pool():
     prelude = (connection.LUA / "prelude.lua").read_text()
     listed = re.search(r"local classes = {(.*)}", prelude)
     assert listed and tuple(re.findall(r"'(\w+)'", listed[1])) == CLASSES
+    # Every key that a script names begins with its prefix, or was made from it.
+    of_pool = set("pool request progress owned journal stats tenants line turns tags queue".split())
+    of_records = set("kind index entry chunks book expiry sizes bytes".split())
     for path in Path(connection.LUA).glob("*.lua"):
         text = path.read_text()
-        if path.name not in ("pools.lua", "log.lua"):
-            assert "KEYS[1]" in prelude and "noria:" not in re.sub(r"--.*", "", text)
-        # Every key that a script names begins with the pool's prefix, or was made from it.
+        records, alone = path.name.startswith("record"), path.name in ("pools.lua", "log.lua")
+        assert alone or "noria:" not in re.sub(r"--.*", "", text)
         for first in re.findall(r"redis\.call\('[A-Z]+', ([a-zA-Z_]+)", text):
-            made = {"pool", "request", "progress", "owned", "stats", "tenants", "line", "turns", "tags", "queue"}
-            assert first in (made if path.name not in ("pools.lua", "log.lua") else {"KEYS"}), (path.name, first)
+            made = {"KEYS"} if alone else of_records if records else of_pool
+            assert first in made, (path.name, first)
