@@ -26,8 +26,8 @@ def sampling_params(
 ) -> SamplingParams:
     """Parameters of every choice of a request, but for the seed. Raises `InvalidRequest` for ids that do not exist."""
     bias = {int(key): value for key, value in request.logit_bias.items()}
-    _check_ids(card, list(bias), "logit_bias")
-    _check_ids(card, request.stop_token_ids, "stop_token_ids")
+    check_ids(card, list(bias), "logit_bias")
+    check_ids(card, request.stop_token_ids, "stop_token_ids")
     if request.min_tokens > max_tokens:
         message = f"Invalid 'min_tokens': {request.min_tokens} is more than the {max_tokens} output tokens allowed."
         raise InvalidRequest(message, param="min_tokens", code="invalid_value")
@@ -87,7 +87,8 @@ def _mixed(seed: int, choice: int) -> int:
     return z ^ (z >> 31)
 
 
-def _check_ids(card: ModelCard, token_ids: list[int], param: str) -> None:
+def check_ids(card: ModelCard, token_ids: list[int], param: str) -> None:
+    """Raises `InvalidRequest` for an id outside the vocabulary."""
     for token_id in token_ids:
         if not 0 <= token_id < card.vocab_size:
             message = f"Invalid '{param}': token id {token_id} is outside the vocabulary (0 to {card.vocab_size - 1})."

@@ -155,7 +155,7 @@ class ModelCard(msgspec.Struct, frozen=True):
     policy: str
     fingerprint: str  # system_fingerprint: weights, precision and version
     embedding_size: int = 0  # numbers in a pooled request's vector; 0: this model gives none
-    pooling: str = "mean"  # how vectors are made unless a request says otherwise: "mean" or "last"
+    pooling: str = "mean"  # how this model's vectors are to be made: "mean" or "last"
     tool_parser: str = "auto"  # one of TOOL_PARSERS
     reasoning_parser: str = "auto"  # one of REASONING_PARSERS
     wire_version: int = WIRE_VERSION

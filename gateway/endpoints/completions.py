@@ -20,10 +20,11 @@ from noria.gateway.delivery import delivery
 from noria.gateway.dependencies import ServicesDep, TenantDep, json_object
 from noria.gateway.generation import Generation
 from noria.gateway.model_directory import ServedModel
-from noria.gateway.prompts import checked_ids, room_left, text_prompt, truncated
+from noria.gateway.prompts import kept_tokens, plain_prompt, room_left
 from noria.gateway.sampling import check_stop_count, sampling_params, text_options
 from noria.gateway.schemas.answers import Chunks, Head, completion_logprobs, usage_fields
-from noria.gateway.schemas.completions import CompletionRequest, Prompt
+from noria.gateway.schemas.completions import CompletionRequest
+from noria.gateway.schemas.prompted import Prompt
 from noria.gateway.schemas.strict import parse
 from noria.gateway.services import Question
 from noria.gateway.streaming import DONE
@@ -43,7 +44,8 @@ async def completions(request: Request, services: ServicesDep, tenant: TenantDep
     check_stop_count(body, services.settings.max_stop_strings)
     services.check_choices(len(body.prompt), body.n)
     model = await services.directory.resolve(body.model)
-    prompts = [truncated(model.card, body, await _encoded(model, prompt)) for prompt in body.prompt]
+    kept = kept_tokens(model.card, body, _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens)
+    prompts = [await plain_prompt(model, prompt, param="prompt", kept=kept) for prompt in body.prompt]
     scored_prompt = body.logprobs if body.echo else None
     params = [_params(model, body, len(prompt), scored_prompt) for prompt in prompts]
     options = text_options(model, body, logprobs=body.logprobs is not None)
@@ -53,10 +55,6 @@ async def completions(request: Request, services: ServicesDep, tenant: TenantDep
         return _Answer(body, model, prompts, identity)
 
     return await respond(request, services, tenant, wanted, question, "cmpl-", shape)
-
-
-async def _encoded(model: ServedModel, prompt: Prompt) -> list[int]:
-    return await text_prompt(model, prompt) if isinstance(prompt, str) else checked_ids(model, prompt)
 
 
 def _params(model: ServedModel, body: CompletionRequest, num_prompt: int, prompt_logprobs: int | None) -> Any:

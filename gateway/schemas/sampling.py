@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from noria.gateway.schemas.strict import FIRST_FAULT, RequestBody, Strict, at_most
+from noria.gateway.schemas.prompted import PromptedRequest
+from noria.gateway.schemas.strict import FIRST_FAULT, Strict, at_most
 
 MAX_LOGPROBS = 20
 """Alternatives per token at most."""
@@ -43,14 +44,11 @@ def _stop_list(value: Any) -> Any:
 StopString = Annotated[str, Field(min_length=1, max_length=1024)]
 
 
-class SamplingFields(RequestBody):
-    """`temperature`, `top_p` and the penalties have OpenAI's ranges; `top_k` to `priority` are vLLM's extras.
-
-    `priority`: a lower number is served earlier within its class. `truncate_prompt_tokens` keeps the last tokens of a
-    prompt (-1: as many as the context holds); `cache_salt` keeps its blocks in the prefix cache apart from others'.
+class SamplingFields(PromptedRequest):
+    """`temperature`, `top_p` and the penalties have OpenAI's ranges; `top_k` to `cache_salt` are vLLM's extras. A
+    `cache_salt` keeps a prompt's blocks in the prefix cache apart from others'.
     """
 
-    model: str = Field(min_length=1, max_length=512)
     max_tokens: int | None = Field(None, ge=1)
     temperature: float = Field(1.0, ge=0, le=2)
     top_p: float = Field(1.0, ge=0, le=1)
@@ -62,7 +60,6 @@ class SamplingFields(RequestBody):
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
     stream: bool = False
     stream_options: StreamOptions | None = None
-    user: str | None = Field(None, max_length=4096)
     service_tier: Literal["auto", "default", "flex", "priority"] = "auto"
 
     top_k: int = Field(0, ge=-1, le=2**31 - 1)
@@ -74,8 +71,6 @@ class SamplingFields(RequestBody):
     skip_special_tokens: bool = True
     spaces_between_special_tokens: Literal[True] = True
     include_stop_str_in_output: bool = False
-    priority: int = Field(0, ge=-(2**31), le=2**31 - 1)
-    truncate_prompt_tokens: int | None = Field(None, ge=-1)
     cache_salt: str | None = Field(None, min_length=1, max_length=512)
 
     @field_validator("logit_bias")
@@ -85,13 +80,6 @@ class SamplingFields(RequestBody):
             if not (key.isascii() and key.isdigit() and len(key) <= 10):
                 shown = {"key": repr(key[:32])}
                 raise PydanticCustomError("logit_bias_key", "keys must be token ids, got {key}", shown)
-        return value
-
-    @field_validator("truncate_prompt_tokens")
-    @classmethod
-    def _keeps_something(cls, value: int | None) -> int | None:
-        if value == 0:
-            raise PydanticCustomError("truncate", "a prompt needs a token: expected -1 or a number above 0")
         return value
 
     @model_validator(mode="after")
