@@ -325,10 +325,8 @@ def test_the_scripts_know_the_classes_and_stay_in_their_pool():
     listed = re.search(r"local classes = {(.*)}", prelude)
     assert listed and tuple(re.findall(r"'(\w+)'", listed[1])) == CLASSES
     # Every key that a script names begins with its prefix, or was made from it.
-    of_pool = set(
-        ["pool", "request", "progress", "owned", "journal", "stats", "tenants", "line", "turns", "tags", "queue"]
-    )
-    of_records = set(["kind", "index", "entry", "chunks", "book", "expiry", "sizes", "bytes"])
+    of_pool = {"pool", "request", "progress", "owned", "journal", "stats", "tenants", "line", "turns", "tags", "queue"}
+    of_records = {"kind", "index", "entry", "chunks", "book", "expiry", "sizes", "bytes"}
     for path in Path(connection.LUA).glob("*.lua"):
         text = path.read_text()
         records, alone = path.name.startswith("record"), path.name in ("pools.lua", "log.lua")
