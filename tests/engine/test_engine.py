@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import subprocess
+import tempfile
 import threading
 import time
 from array import array
@@ -128,11 +129,10 @@ class RunningEngine:
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def store() -> Iterator[str]:
     binary = shutil.which("redis-server")
     assert binary, "redis-server is needed"
-    folder = Path("/tmp") / tmp_path_factory.mktemp("store").name  # a socket's path has 107 bytes
-    folder.mkdir(exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="noria-", dir="/tmp"))  # short: a socket's path has 107 bytes
     socket = folder / "s"
     process = subprocess.Popen([binary, "--port", "0", "--unixsocket", str(socket), "--save", "", "--dir", str(folder)])
     client = redis.Redis(unix_socket_path=str(socket))
