@@ -1,5 +1,5 @@
-"""What a request gets does not depend on the engine's features: policies, chunks, cached prefixes, speculation, company,
-preemption at any moment. A tiny model of random weights, so that many combinations take seconds."""
+"""What a request gets does not depend on the engine's features: policies, chunks, cached prefixes, speculation,
+company, preemption at any moment. A tiny model of random weights, so that many combinations take seconds."""
 
 from __future__ import annotations
 
