@@ -22,7 +22,8 @@ LIST = "apples, pears, plums, grapes, figs, dates, limes, lemons, melons, cherri
 TASKS = {
     "repeats its prompt": f"Copy this list three times: {LIST}.\n1. {LIST}\n2. {LIST}\n3. apples,",
     "code": "class Point:\n    def __init__(self, x, y):\n        self.x = x\n        self.y = y\n\n"
-    "class Line:\n    def __init__(self, start, end):\n        self.start = start\n        self.end = end\n\nclass Circle:\n",
+    "class Line:\n    def __init__(self, start, end):\n        self.start = start\n        self.end = end\n\n"
+    "class Circle:\n",
     "free text": "Once upon a time there was a lighthouse keeper who",
 }
 SAMPLINGS = {"greedy": {"temperature": 0.0}, "sampled": {"temperature": 0.7, "seed": 4}}

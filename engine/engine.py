@@ -91,14 +91,19 @@ class Engine:
         return len(self._held)
 
     def step(self) -> None:
-        """Exchange with the queue, put batches out while the pipeline has room, fold the oldest one back."""
-        self._exchange()
+        """Exchange with the queue, put batches out while the pipeline has room, fold the oldest one back. An engine that
+        nobody can join before somebody ends exchanges while it computes."""
+        full = self._scheduler.is_full
+        if not full:
+            self._exchange()
         while self._may_compute() and self._executor.in_flight < self._executor.depth:
             started = perf_counter()
             batch = self._scheduler.select()
             if batch is None:
                 break
             self._submit(batch, perf_counter() - started)
+        if full:
+            self._exchange()
         if self._batches:
             self._collect()
         self.last_turn = time.monotonic()

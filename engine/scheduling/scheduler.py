@@ -98,6 +98,11 @@ class Scheduler:
     def preemptions(self) -> PreemptionCounts:
         return self._admission.preemptions
 
+    @property
+    def is_full(self) -> bool:
+        """Whether all places are taken."""
+        return len(self.running) >= self.max_running
+
     def room(self) -> Room:
         """How much the engine may claim so that everything claimed starts at the next iteration."""
         return self._admission.room()

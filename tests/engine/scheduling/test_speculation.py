@@ -98,7 +98,7 @@ def test_right_guesses_count_as_computed_and_wrong_ones_are_computed_again(polic
     assert step(scheduler) == [(22, 5)]
     assert step(scheduler) == [(28, 2)], "guesses stop where the request ends"
     assert len(scheduler) == 0
-    assert (scheduler.speculation.drafted, scheduler.speculation.accepted) == (27, 17)
+    assert (scheduler.speculation.drafted, scheduler.speculation.accepted) == (22, 14)
 
 
 def test_an_end_among_the_guesses_ends_the_request_there() -> None:
@@ -118,10 +118,11 @@ def test_guesses_leave_a_token_for_everybody_and_take_nobodys_blocks() -> None:
     while not all(request.num_output for request in scheduler.running) or scheduler.waiting:
         step(scheduler, 0)
     assert sum(1 + num_guesses for _, num_guesses in step(scheduler)) <= 8
-    tight = scheduler_of(num_blocks=5)
-    tight.add(looping("a", 8))
-    step(tight)
-    assert step(tight) == [(12, 5)]
+    for num_blocks, num_guesses in ((6, 5), (5, 3)):  # one block is left for others to be admitted
+        tight = scheduler_of(num_blocks=num_blocks)
+        tight.add(looping("a", 8))
+        step(tight)
+        assert step(tight) == [(12, num_guesses)]
     tight = scheduler_of(num_blocks=8)
     tight.add(looping("a", 8))
     tight.add(looping("b", 8, first=10))
