@@ -119,6 +119,8 @@ class ChatRequest(SamplingFields):
     """A chat completion as asked for. `max_completion_tokens` is the newer name of `max_tokens`."""
 
     refused: ClassVar = REFUSED | {
+        "prompt_logprobs": "is not supported for chat completions",
+        "return_token_ids": "is not supported for chat completions",
         "tools": "is not supported by this server", "tool_choice": "is only allowed when 'tools' are specified",
         "parallel_tool_calls": "is only allowed when 'tools' are specified",
         "functions": "is not supported by this server", "function_call": "is not supported by this server",
