@@ -91,8 +91,8 @@ class Engine:
         return len(self._held)
 
     def step(self) -> None:
-        """Exchange with the queue, put batches out while the pipeline has room, fold the oldest one back. An engine that
-        nobody can join before somebody ends exchanges while it computes."""
+        """Exchange with the queue, put batches out while the pipeline has room, fold the oldest one back. A full engine,
+        which nobody can join before somebody ends, exchanges while it computes."""
         full = self._scheduler.is_full
         if not full:
             self._exchange()

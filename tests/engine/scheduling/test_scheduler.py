@@ -178,6 +178,17 @@ def test_a_higher_class_takes_a_slot_from_the_lowest_and_latest() -> None:
     assert 0 < scheduler.preemptions.recomputed < 4, "the rest was found in the prefix cache"
 
 
+def test_room_counts_those_who_are_just_computing() -> None:
+    scheduler = scheduler_of("paged", batch=2)
+    scheduler.add(request_of("a", rank=3))
+    scheduler.add(request_of("b", rank=3, first=50))
+    step(scheduler)
+    before = scheduler.rooms(4)
+    batch = scheduler.select()
+    assert batch is not None and scheduler.is_full and before[0].requests == 2
+    assert [room.requests for room in scheduler.rooms(4)] == [2, 2, 2, 0]
+
+
 def test_a_higher_class_takes_blocks_and_only_as_many_requests_as_it_needs() -> None:
     scheduler = scheduler_of("paged", num_blocks=12, batch=8)
     for name in "abc":
