@@ -91,8 +91,10 @@ class Engine:
         return len(self._held)
 
     def step(self) -> None:
-        """Exchange with the queue, put batches out while the pipeline has room, fold the oldest one back. A full engine,
-        which nobody can join before somebody ends, exchanges while it computes."""
+        """Exchange with the queue, put batches out while the pipeline has room, fold the oldest one back.
+
+        A full engine exchanges while it computes: nobody can join it before somebody ends.
+        """
         full = self._scheduler.is_full
         if not full:
             self._exchange()
