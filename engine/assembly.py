@@ -17,6 +17,7 @@ from noria.engine.config import EngineConfig
 from noria.engine.execution.executor import LocalExecutor
 from noria.engine.execution.model_runner import ModelRunner
 from noria.engine.execution.step import RowInput, StepInput
+from noria.engine.grammar.grammars import Grammars
 from noria.engine.memory import kv_bytes
 from noria.engine.models.load import inspect, load
 from noria.engine.models.pooling import PoolingKind, trained_pooling
@@ -53,6 +54,11 @@ class Assembly:
     tokenizer_files: TokenizerFiles
     scheduler: Scheduler
     executor: LocalExecutor
+    grammars: Grammars
+
+    def close(self) -> None:
+        self.executor.close()
+        self.grammars.close()
 
 
 def plan(config: EngineConfig) -> Plan:
@@ -136,4 +142,10 @@ def assemble(plan: Plan, progress: Callable[[int, int], None] | None = None) -> 
         tool_parser=config.tool_parser,
         reasoning_parser=config.reasoning_parser,
     )
-    return Assembly(card, loaded.tokenizer_files, scheduler, executor)
+    grammars = Grammars(
+        loaded.tokenizer_files,
+        vocab_size=spec.vocab_size,
+        stop_token_ids=spec.eos_token_ids,
+        seconds=config.grammar_timeout,
+    )
+    return Assembly(card, loaded.tokenizer_files, scheduler, executor, grammars)

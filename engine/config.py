@@ -48,6 +48,9 @@ class EngineConfig(BaseSettings):
         "auto", description="Format of the model's thoughts; auto: as its chat template has it"
     )
     threads: int = Field(0, ge=0, le=1024, description="Compute threads; 0: one per core")
+    grammar_timeout: float = Field(
+        5.0, gt=0, le=600, description="Time to compile one grammar or JSON schema; a request whose takes longer fails"
+    )
     lease_seconds: float = Field(5.0, gt=0.5, le=600, description="An engine silent for this long is taken for dead")
     drain_timeout: float = Field(
         30.0, ge=0, le=86_400, description="Time for running requests to end after SIGTERM; then they are handed back"

@@ -115,6 +115,16 @@ class Generation:
         else:
             self.close()
 
+    async def begun(self) -> None:
+        """Wait for the first word of an engine on any choice; until then it may find fault with the request itself.
+        Raises a `GatewayError` where it does, or where the generation ends before."""
+        while not self._inbox and self._fault is None:
+            await self._wait()
+        if self._fault is not None:
+            raise self._fault
+        if any(frame.error_param is not None for frame in self._inbox):
+            self.take()
+
     async def deltas(self) -> AsyncIterator[list[Delta]]:
         """What is new, one delta per choice at most; whatever arrives while the reader is busy comes as one.
 

@@ -42,6 +42,13 @@ _HELP = {
     "requests_finished_total": ("requests_finished", "Requests that ended"),
     "requests_failed_total": ("requests_failed", "Requests that ended in an error"),
     "step_seconds_total": ("step_seconds", "Time spent in iterations"),
+    "grammars_compiled_total": ("grammars_compiled", "Grammars of structured outputs compiled"),
+    "grammars_failed_total": ("grammars_failed", "Grammars that could not be compiled, or not within the limits"),
+    "grammar_cache_hits_total": (
+        "grammar_cache_hits",
+        "Requests whose grammar was there already, or on its way",
+    ),
+    "grammar_seconds_total": ("grammar_seconds", "Time spent compiling grammars"),
     "draining": ("draining", "1 while the engine claims nothing more and ends what it has"),
 }
 _GAUGES = frozenset(

@@ -197,6 +197,10 @@ class EngineStats(msgspec.Struct, frozen=True):
     requests_failed_total: int = 0
     step_seconds_total: float = 0.0
     draining: bool = False  # it claims nothing more and will go
+    grammars_compiled_total: int = 0
+    grammars_failed_total: int = 0  # refused, or cut off at a limit
+    grammar_cache_hits_total: int = 0
+    grammar_seconds_total: float = 0.0  # from asking for a grammar that is not in the cache to the answer
 
 
 class Claimed(msgspec.Struct, frozen=True):

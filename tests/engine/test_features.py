@@ -15,7 +15,7 @@ from noria.engine.execution.step import StepInput
 from noria.engine.live import LiveRequest
 from noria.engine.offline import OfflineEngine
 from noria.engine.scheduling.scheduler import Scheduler
-from noria.engine.wire.messages import Claimed, GenerationRequest, SamplingParams
+from noria.engine.wire.messages import Claimed, GenerationRequest, Grammar, SamplingParams
 
 GREEDY = {"temperature": 0.0}
 PARAMS: list[dict[str, Any]] = [
@@ -27,6 +27,7 @@ PARAMS: list[dict[str, Any]] = [
     {"seed": 8, "temperature": 0.5, "min_tokens": 20, "stop_token_ids": tuple(range(40, 70))},
     GREEDY | {"logit_bias": {50: 4.0, 51: 3.5, 52: 3.0}},
     {"seed": 9, "temperature": 1.0, "top_k": 5, "min_p": 0.01, "ignore_eos": True},
+    {"seed": 10, "temperature": 0.7, "grammar": Grammar("regex", "([a-c]{2},){6,30}")},
 ]
 
 
@@ -52,6 +53,9 @@ def run(
     live = {r.id: LiveRequest.start(Claimed(r, 1, []), engine.card, r.id) for r in asked}
     logprobs: dict[str, list[float]] = {r.id: [] for r in asked}
     for one in live.values():
+        grammar = one.claimed.request.sampling.grammar
+        if grammar is not None:
+            one.follow(engine._assembly.grammars.compile(grammar).result())
         scheduler.add(one.scheduled)
     while len(scheduler):
         before_step(scheduler)
@@ -62,6 +66,7 @@ def run(
         scores = {row.request.id: output.logprobs for row, output in zip(batch.rows, outputs, strict=True)}
         for progress in scheduler.complete(batch, [output.token_ids for output in outputs]):
             name = progress.request.id
+            live[name].note_output(progress)
             frame = live[name].frame(progress, scores.get(name))
             assert frame.logprobs is None or [entry.token_id for entry in frame.logprobs] == frame.token_ids
             logprobs[name] += [round(entry.logprob, 3) for entry in frame.logprobs or ()]
