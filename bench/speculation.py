@@ -74,7 +74,7 @@ def main() -> None:
                 f"{last.accepted / last.drafted:.0%}" if last.drafted else "-",
                 "yes" if all(a.tokens == b.tokens for a, b in pairs) else "NO",
             )
-    Console().print(table)
+    Console(width=120).print(table)
     plain.close()
     guessing.close()
 
