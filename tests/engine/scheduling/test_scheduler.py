@@ -349,8 +349,9 @@ def test_no_room_while_somebody_waits_or_the_batch_is_closed() -> None:
     [(990, 11, "1001 tokens asked for, the context holds 1000"), (200, 57, "257 .* the KV memory holds 256")],
 )
 def test_what_can_never_fit_is_refused(prompt: int, max_tokens: int, message: str) -> None:
-    with pytest.raises(CannotEverFit, match=message):
-        scheduler_of("paged").add(request_of("huge", prompt, max_tokens))
+    for policy in POLICIES:
+        with pytest.raises(CannotEverFit, match=message):
+            scheduler_of(policy).add(request_of("huge", prompt, max_tokens))
 
 
 def test_nonsense_is_refused_before_it_can_block_the_queue() -> None:
