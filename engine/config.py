@@ -32,6 +32,12 @@ class EngineConfig(BaseSettings):
     kv_memory: str = Field(
         "auto", description="Bytes for the KV cache, e.g. 512MiB; auto: a quarter of what is free, 2GiB at most"
     )
+    kv_dtype: Literal["fp32", "fp16"] = Field(
+        "fp32", description="Precision of the KV cache; fp16 holds twice the tokens in the same memory"
+    )
+    kernels: Literal["auto", "native", "torch"] = Field(
+        "auto", description="What computes: the C library (native), plain torch, or the first that runs here"
+    )
     block_size: int = Field(16, ge=1, le=256, description="Tokens in one KV block")
     prefix_cache: bool = Field(True, description="Reuse the KV blocks of equal prompt prefixes of one tenant")
     pooling: Literal["auto", "mean", "last"] = Field(
