@@ -124,9 +124,8 @@ class Scheduler:
         self._admission.admit_urgent()  # their prompts are read below, before those of others
         decodes: list[BatchRow] = []
         prefills: list[BatchRow] = []
-        reading = self._select_decodes(decodes)
-        budget = self.max_batch_tokens - sum(row.num_tokens for row in decodes)
-        budget = self._read_on(reading, prefills, len(decodes), budget)
+        reading, num_guesses = self._select_decodes(decodes)
+        budget = self._read_on(reading, prefills, len(decodes), self.max_batch_tokens - len(decodes) - num_guesses)
         self._admit(prefills, len(decodes), budget)
         rows = decodes + prefills
         for row in rows:
@@ -144,20 +143,18 @@ class Scheduler:
             request.in_flight = False
             if row.is_padding:
                 continue
-            kept: tuple[int, ...] = ()
-            finish = request.cancelled
-            if finish is None and row.samples:
+            if request.cancelled is None and row.samples:
                 kept, finish = self._append(request, tokens)
+            else:
+                kept, finish = (), request.cancelled
             request.num_computed = row.start + row.num_tokens
             if row.draft:  # keys and values of wrong guesses are written over
                 request.num_computed -= len(row.draft) - self._count_draft(row, kept)
             self.kv.register(request)
-            if finish is None and not request.num_pending:  # nothing to sample: it asked for no (more) tokens
-                finish = "length"
-            if finish is not None:
-                progress.append(self._end(request, kept, finish))
-            elif row.samples:
+            if finish is None and row.samples:
                 progress.append(Progress(request, kept, None))
+            elif finish is not None or not request.num_pending:  # no more to sample: it asked for no (more) tokens
+                progress.append(self._end(request, kept, finish or "length"))
         if self.policy.closed_batches and all(request.finish is not None for request in self.running):
             for request in list(self.running):
                 self._leave(request)
@@ -179,9 +176,11 @@ class Scheduler:
 
     # --- selection ------------------------------------------------------------------------------------------------
 
-    def _select_decodes(self, rows: list[BatchRow]) -> list[Request]:
-        """Append a row for everyone who decodes; returns those who still read their prompts."""
+    def _select_decodes(self, rows: list[BatchRow]) -> tuple[list[Request], int]:
+        """Append a row for everyone who decodes; returns those who still read their prompts, and how many tokens are
+        guessed."""
         reading: list[Request] = []
+        num_guesses = 0
         spare = self.max_batch_tokens - len(self.running)  # whoever runs has a token; guesses come from the rest
         for request in list(self.running):
             if len(rows) == self.max_batch_size:
@@ -193,18 +192,20 @@ class Scheduler:
             elif not request.is_decoding:
                 reading.append(request)
             elif self._admission.grow(request):
-                draft = self._draft(request, spare) if self.max_draft else ()
-                spare -= len(draft)
-                row = BatchRow(request, request.num_computed, 1 + len(draft), True, request.wants_more, draft=draft)
-                rows.append(row)
-        return reading
+                draft: tuple[int, ...] = ()
+                drafter = request.drafter
+                if drafter is not None and len(request.tokens) >= drafter.resume_at:
+                    draft = self._draft(request, drafter, spare - num_guesses)
+                    num_guesses += len(draft)
+                rows.append(
+                    BatchRow(request, request.num_computed, 1 + len(draft), True, request.wants_more, False, draft)
+                )
+        return reading, num_guesses
 
-    def _draft(self, request: Request, spare: int) -> tuple[int, ...]:
+    def _draft(self, request: Request, drafter: Drafter, spare: int) -> tuple[int, ...]:
         """Tokens to try after the newest one of a request that decodes, as far as there is room for them."""
         limit = min(self.max_draft, spare, request.num_total - request.num_tokens - 1)
-        if request.drafter is None or limit <= 0:
-            return ()
-        draft = request.drafter.propose(request.tokens, request.num_prompt, limit, len(self.running))
+        draft = drafter.propose(request.tokens, request.num_prompt, limit, len(self.running))
         return draft[: self._admission.stretch(request, len(draft))] if draft else ()
 
     def _read_on(self, reading: list[Request], rows: list[BatchRow], num_decodes: int, budget: int) -> int:

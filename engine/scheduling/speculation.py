@@ -43,16 +43,16 @@ class Drafter:
         self._prediction = _Passage(prediction)
         self._own = _Passage([])
         self._followed: int | None = 0  # how far the output has followed the prediction, while it does
-        self._resume_at = 0  # number of tokens before which nothing is proposed
+        self.resume_at = 0  # number of tokens before which nothing is proposed
         self._drafted, self._accepted = _UNKNOWN
 
     def propose(self, tokens: list[int], num_prompt: int, limit: int, num_rows: int) -> tuple[int, ...]:
         """At most `limit` tokens that may follow `tokens`, in an iteration of `num_rows` rows; none where guessing does
         not pay."""
-        if limit <= 0 or len(tokens) < self._resume_at:
+        if limit <= 0 or len(tokens) < self.resume_at:
             return ()
         if self._accepted * (num_rows + BREAK_EVEN_ROWS) < self._drafted * num_rows:
-            self._resume_at = len(tokens) + PAUSE
+            self.resume_at = len(tokens) + PAUSE
             self._drafted, self._accepted = _UNKNOWN
             return ()
         return self._from_prediction(tokens, num_prompt, limit) or self._own.continuation(tokens, tokens, limit)
