@@ -1,7 +1,7 @@
 """Whether the real model's answers depend on the engine's features (they must not): `python -m bench.features`.
 
-Greedy and seeded requests alone, and then together under each feature, with a pool so small that preemption never ends,
-and with preemption at random moments. The fast version on a tiny model is tests/engine/test_features.py.
+Greedy and seeded requests alone, and then together under each feature, in a pool that holds two of them, and with
+preemption at random moments. The fast version on a tiny model is tests/engine/test_features.py.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ FEATURES: dict[str, dict[str, Any]] = {
     "chunks of 32 tokens, 4 rows": {"max_batch_size": 4, "max_batch_tokens": 32},
     "ngram": NGRAM,
     "ngram, chunks of 32, 4 rows": NGRAM | {"max_batch_size": 4, "max_batch_tokens": 32},
-    "constant preemption": {"kv_memory": "8MiB", "max_model_len": 128},
-    "ngram, constant preemption": NGRAM | {"kv_memory": "8MiB", "max_model_len": 128},
+    "a pool of 11 blocks": {"kv_memory": "8MiB", "max_model_len": 128},
+    "ngram, a pool of 11 blocks": NGRAM | {"kv_memory": "8MiB", "max_model_len": 128},
 }
 
 
