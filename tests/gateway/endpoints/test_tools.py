@@ -168,8 +168,9 @@ def test_calls_of_strict_functions_are_held_even_if_the_model_begins_them(client
     _, form, _ = grammar(engine)
     assert (form["type"], form["triggers"], form["stop_after_first"]) == ("triggered_tags", ["<tool_call>"], False)
     assert [tag["content"]["json_schema"] for tag in form["tags"]] == [
-        WEATHER["function"]["parameters"], {"type": "object"}
-    ]  # fmt: skip
+        WEATHER["function"]["parameters"] | {"additionalProperties": False},
+        {"type": "object", "additionalProperties": {}},
+    ]
     ask(client, tools=[STRICT], parallel_tool_calls=False)
     assert grammar(engine)[1]["stop_after_first"] is True
 
