@@ -140,7 +140,7 @@ end
 local function guarded(id, engine, work, ...)
   local ok, result = try(work, ...)
   if ok then return result end
-  redis.log(redis.LOG_WARNING, 'noria: request ' .. id .. ' is given up: ' .. result)
+  redis.log(redis.LOG_WARNING, 'request ' .. id .. ' is given up: ' .. result)
   local request, progress = pool .. 'request:' .. id, pool .. 'progress:' .. id
   if redis.call('TYPE', request).ok ~= 'hash' then redis.call('DEL', request) end
   if redis.call('TYPE', progress).ok ~= 'string' then redis.call('DEL', progress) end
