@@ -103,11 +103,13 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Usage(msgspec.Struct, frozen=True, array_like=True):
-    """Token counts of one request: the engine's count is the truth."""
+    """Token counts of one request: the engine's count is the truth. How many of the output are thoughts only the
+    gateway can tell."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
 
 
 class TokenFrame(msgspec.Struct, frozen=True, array_like=True):
@@ -191,6 +193,8 @@ class EngineStats(msgspec.Struct, frozen=True):
     memory_preemptions_total: int = 0  # for lack of KV blocks
     class_preemptions_total: int = 0  # by requests of a higher class
     recomputed_tokens_total: int = 0  # computed again after a preemption
+    drafted_tokens_total: int = 0  # guessed
+    accepted_tokens_total: int = 0  # guessed right
     requests_finished_total: int = 0
     requests_failed_total: int = 0
     step_seconds_total: float = 0.0
