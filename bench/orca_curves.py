@@ -88,7 +88,7 @@ def measure(engine: RealEngine, point: Point, rate: float, logs: Path) -> dict[s
     for file in files:
         file.unlink(missing_ok=True)
     replays = [
-        engine.replay(policy, rate, point.engine, point.workload, file)
+        engine.replay(policy, rate, point.engine, point.workload.arrivals(rate), file)
         for policy, file in zip(point.policies, files, strict=True)
     ]
     return {result.policy: result.summary() for result in run_together(replays)}

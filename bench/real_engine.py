@@ -23,7 +23,7 @@ from noria.engine.scheduling.batch import Batch, BatchRow
 from noria.engine.trace import IterationLog, Times, TraceStart
 from noria.engine.wire.messages import SamplingParams
 from noria.kernels import ops
-from noria.replay import Arrival, Replay, Result, Workload
+from noria.replay import Arrival, Replay, Result
 from noria.simulation import Engine
 
 GREEDY = SamplingParams(max_tokens=1, temperature=0)
@@ -39,7 +39,10 @@ class RealEngine:
         self.name = self._plan.name
         self._model = load(self._plan.source).model
 
-    def replay(self, policy: str, rate: float, settings: Engine, workload: Workload, log: Path) -> MeasuredReplay:
+    def replay(
+        self, policy: str, rate: float, settings: Engine, arrivals: Sequence[Arrival], log: Path
+    ) -> MeasuredReplay:
+        """`rate` is noted in the result."""
         spec = self._plan.spec
         pools = ops.new_kv_pools(
             spec.num_layers, settings.num_blocks, settings.block_size, spec.num_kv_heads, spec.head_dim
@@ -60,7 +63,7 @@ class RealEngine:
             settings,
             policy,
             rate,
-            workload.arrivals(rate),
+            arrivals,
             IterationLog(log, start),
             vocab_size=spec.vocab_size,
             end=spec.eos_token_ids[0],

@@ -89,8 +89,8 @@ def _parts(rows: Iterable[tuple[bool, int, int]]) -> tuple[float, float, float, 
 
 def fit(traces: Sequence[Trace]) -> Fit:
     """Least squares of relative errors over all iterations, no price below zero, iterations that were held up left
-    out of the fit. All prices are then raised alike until they add up to the measured time, since what holds an engine up
-    takes time from its requests. Raises BadCosts where the logs are too short or too much alike to tell prices apart."""
+    out. All prices are then raised alike until they add up to the measured time, since what holds an engine up takes
+    time from its requests. Raises BadCosts where the logs are too short or too much alike to tell prices apart."""
     import numpy
 
     iterations = [iteration for trace in traces for iteration in trace.iterations]
