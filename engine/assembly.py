@@ -132,5 +132,7 @@ def assemble(plan: Plan, progress: Callable[[int, int], None] | None = None) -> 
         fingerprint=loaded.fingerprint,
         embedding_size=spec.hidden_size,
         pooling=plan.pooling,
+        tool_parser=config.tool_parser,
+        reasoning_parser=config.reasoning_parser,
     )
     return Assembly(card, loaded.tokenizer_files, scheduler, executor)

@@ -37,6 +37,12 @@ class EngineConfig(BaseSettings):
     pooling: Literal["auto", "mean", "last"] = Field(
         "auto", description="How a prompt's hidden states become an embedding; auto: as the model's files say, or mean"
     )
+    tool_parser: Literal[
+        "auto", "none", "harmony", "deepseek", "mistral", "qwen_xml", "hermes", "pythonic", "llama", "json"
+    ] = Field("auto", description="Format of the model's tool calls; auto: as its chat template has it")
+    reasoning_parser: Literal["auto", "none", "think", "harmony"] = Field(
+        "auto", description="Format of the model's thoughts; auto: as its chat template has it"
+    )
     threads: int = Field(0, ge=0, le=1024, description="Compute threads; 0: one per core")
     lease_seconds: float = Field(5.0, gt=0.5, le=600, description="An engine silent for this long is taken for dead")
     drain_timeout: float = Field(

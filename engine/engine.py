@@ -22,7 +22,7 @@ from noria.engine.scheduling.scheduler import CannotEverFit, Scheduler
 from noria.engine.statistics import Statistics
 from noria.engine.trace import IterationLog, Times
 from noria.engine.wire.broker import BrokerUnavailable, EngineBroker
-from noria.engine.wire.messages import Claimed, FinishReason, ModelCard, TokenFrame, TokenLogprob
+from noria.engine.wire.messages import CLASSES, Claimed, FinishReason, ModelCard, TokenFrame, TokenLogprob
 
 log = structlog.get_logger("noria.engine")
 
@@ -107,7 +107,7 @@ class Engine:
 
     def _exchange(self) -> None:
         """Publish what the last iteration gave and claim what the next one can take: one round trip."""
-        room = self._scheduler.room()
+        rooms = self._scheduler.rooms(len(CLASSES))
         frames, self._outbox = self._outbox, defaultdict(list)  # the broker keeps what it could not send
         try:
             if not self._live and not frames and self._away_since is None and not self._stop.is_set():
@@ -119,8 +119,8 @@ class Engine:
             result = self._broker.exchange(
                 frames,
                 self.statistics.due(),
-                max_requests=room.requests if claims else 0,
-                max_blocks=room.blocks,
+                max_requests=[room.requests for room in rooms] if claims else 0,
+                max_blocks=[room.blocks for room in rooms],
             )
             self._exchange_seconds = perf_counter() - started
         except BrokerUnavailable as error:

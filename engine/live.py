@@ -45,6 +45,7 @@ class LiveRequest:
         stops = set(params.stop_token_ids)
         if not params.ignore_eos:
             stops.update(card.eos_token_ids)
+        owner = () if request.cache_group else (request.tenant,)
         scheduled = Request(
             id=scheduler_id,
             tokens=[*request.prompt, *delivered],
@@ -53,7 +54,7 @@ class LiveRequest:
             class_rank=CLASSES.index(request.service_class),
             stop_ids=frozenset(stops),
             min_tokens=params.min_tokens,
-            salt=msgspec.msgpack.encode((request.tenant, request.cache_salt)),
+            salt=msgspec.msgpack.encode((request.cache_salt, request.cache_group, *owner)),
             # A mean, or the scores of a prompt, need every position computed.
             reuse_prefix=params.prompt_logprobs is None and request.pooling != "mean",
         )

@@ -5,25 +5,22 @@ The same for every generating endpoint; knows no endpoint's shape.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import orjson
 from fastapi import Request, Response
 
-from noria.engine.wire.messages import Usage
-from noria.gateway.choice import Delta
-from noria.gateway.collect import collect
 from noria.gateway.cursor import Cursor, MalformedId, resumed
 from noria.gateway.delivery import Delivery
 from noria.gateway.dependencies import until_client_leaves
-from noria.gateway.errors import StreamNotFound
+from noria.gateway.errors import GatewayError, StreamNotFound
 from noria.gateway.generation import Generation
 from noria.gateway.queue_info import QueueInfo
 from noria.gateway.services import Question, Services, Tenant
 from noria.gateway.streaming import Events, EventStream
-from noria.gateway.tickets import NOT_FOUND, Ticket, new_record
+from noria.gateway.tickets import NOT_FOUND, IssuedTicket, new_record
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +36,8 @@ class Identity:
 class Answer(Events, Protocol):
     """The shape that an endpoint gives to an answer."""
 
-    def whole(self, choices: Sequence[Delta], usage: Usage) -> dict[str, Any]: ...
+    async def whole(self, generation: Generation) -> dict[str, Any]:
+        """Runs the entered generation to its end; the body of an answer that is not streamed."""
 
 
 async def respond(
@@ -53,7 +51,8 @@ async def respond(
 ) -> Response:
     """The answer's response. `prefix` begins the answer's id. Raises a `GatewayError` where it is refused."""
     fingerprint = question.model.card.fingerprint
-    ticket, record = None, new_record(delivery, fingerprint)
+    ticket: IssuedTicket | None = None
+    record = new_record(delivery, fingerprint)
     if delivery.logged:
         ticket = await services.tickets.issue(tenant.id, delivery, prefix, fingerprint)
         record = ticket.record
@@ -71,21 +70,20 @@ async def respond(
 async def _whole(generation: Generation, answer: Answer, queue_info: QueueInfo | None) -> Response:
     async with generation:
         headers = {} if queue_info is None else await queue_info.headers()
-        choices = await collect(generation)
-    body = orjson.dumps(answer.whole(choices, generation.usage()))
-    return Response(body, headers=headers, media_type="application/json")
+        body = await answer.whole(generation)
+    return Response(orjson.dumps(body), headers=headers, media_type="application/json")
 
 
-async def _require_live(services: Services, question: Question, ticket: Ticket | None) -> None:
+async def _require_live(services: Services, question: Question, ticket: IssuedTicket | None) -> None:
     try:
         services.directory.require_live(question.model)
-    except BaseException:
+    except GatewayError as error:
         if ticket is not None:
-            services.lingering.forget(ticket)
+            services.lingering.lose(ticket, error)
         raise
 
 
-def _cursor(delivery: Delivery, ticket: Ticket | None, num_choices: int) -> Cursor | None:
+def _cursor(delivery: Delivery, ticket: IssuedTicket | None, num_choices: int) -> Cursor | None:
     if ticket is None or not delivery.stream:
         return None
     if delivery.last_event is None:

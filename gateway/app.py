@@ -18,7 +18,7 @@ from noria.gateway import errors
 from noria.gateway.config import GatewaySettings
 from noria.gateway.dependencies import KeyRing
 from noria.gateway.drain import Drain
-from noria.gateway.endpoints import chat, completions, health, metrics, models
+from noria.gateway.endpoints import chat, completions, embeddings, health, metrics, models
 from noria.gateway.http.methods import Methods
 from noria.gateway.http.request_context import RequestContext
 from noria.gateway.linger import Lingering
@@ -65,7 +65,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     app.include_router(health.router)
     app.include_router(metrics.router)
     for prefix in ("/v1", ""):
-        for noun in (chat, completions, models):
+        for noun in (chat, completions, embeddings, models):
             app.include_router(noun.router, prefix=prefix)
     app.add_middleware(Methods, routes=app.routes)
     if settings.allowed_origins:

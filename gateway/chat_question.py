@@ -22,4 +22,4 @@ async def chat_question(services: Services, body: ChatRequest) -> Question:
     params = sampling_params(
         model.card, body, max_tokens=max_tokens, logprobs=body.wanted_logprobs, prompt_logprobs=None
     )
-    return Question(model, body, [prompt], [params], text_options(model.card, body, logprobs=body.logprobs))
+    return Question(model, body, [prompt], [params], text_options(model, body, logprobs=body.logprobs))

@@ -168,12 +168,7 @@ class ChoiceReader:
 
     def _finish(self, frame: TokenFrame, delta: Delta) -> None:
         self.ended = True
-        if frame.finish is FinishReason.ERROR:
-            raise EngineFault(frame.error or "The model failed on this request.")
-        if frame.finish is FinishReason.EXPIRED:
-            raise DeadlineExpired("The request was not done within its deadline.")
-        if frame.finish is FinishReason.CANCELLED:
-            raise RequestCancelled("The request was cancelled by the server.")
+        check_end(frame)
         if frame.usage is not None:
             self.num_tokens = frame.usage.completion_tokens
             self.prompt_tokens = frame.usage.prompt_tokens
@@ -188,6 +183,16 @@ class ChoiceReader:
                 delta.finish = "length" if frame.finish is FinishReason.LENGTH else "stop"
         else:
             self.stopped_by_text = False  # the engine is done with it already
+
+
+def check_end(frame: TokenFrame) -> None:
+    """Raises a `GatewayError` where a frame says that its request failed."""
+    if frame.finish is FinishReason.ERROR:
+        raise EngineFault(frame.error or "The model failed on this request.")
+    if frame.finish is FinishReason.EXPIRED:
+        raise DeadlineExpired("The request was not done within its deadline.")
+    if frame.finish is FinishReason.CANCELLED:
+        raise RequestCancelled("The request was cancelled by the server.")
 
 
 def one_by_one(frame: TokenFrame) -> Iterator[TokenFrame]:

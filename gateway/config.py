@@ -13,16 +13,22 @@ from pydantic import AliasChoices, Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 MAX_WEIGHT = 1000.0
-_ENTRY = re.compile(r"(?P<tenant>[A-Za-z0-9_.-]{1,64})(?:\*(?P<weight>[0-9]+(?:\.[0-9]+)?))?=(?P<key>.*[^=].*)\Z")
+_ENTRY = re.compile(
+    r"(?P<tenant>[A-Za-z0-9_.-]{1,64})(?:\*(?P<weight>[0-9]+(?:\.[0-9]+)?))?(?:@(?P<group>[A-Za-z0-9_.-]{1,64}))?"
+    r"=(?P<key>.*[^=].*)\Z"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class KeyEntry:
-    """One accepted key, and for whom: `weight` is the tenant's share of a busy queue against other tenants'."""
+    """One accepted key, and for whom: `weight` is the tenant's share of a busy queue against other tenants'. Tenants of
+    one `cache_group` use each other's cached prefixes, and can tell by the time whether a prefix is cached; by default
+    a tenant shares with nobody."""
 
     key: str
     tenant: str = "default"
     weight: float = 1.0
+    cache_group: str = ""
 
 
 class GatewaySettings(BaseSettings):
@@ -42,7 +48,7 @@ class GatewaySettings(BaseSettings):
     api_key: SecretStr = Field(
         SecretStr(""),
         validation_alias=AliasChoices("api_key", "NORIA_API_KEY"),
-        description="Keys that are let in, comma-separated: KEY, TENANT=KEY or TENANT*WEIGHT=KEY; none: everybody is",
+        description="Keys that are let in, comma-separated: KEY or TENANT*WEIGHT@CACHE_GROUP=KEY; none: everybody is",
     )
     open_metrics: bool = Field(True, description="Serve /metrics without a key")
     cors_origins: str = Field("", description="Browser origins that may call the API, comma-separated; *: any")
@@ -97,10 +103,13 @@ def parse_keys(text: str) -> tuple[KeyEntry, ...]:
     repeats no key."""
     entries = tuple(_entry(part) for part in _split(text))
     weights: dict[str, float] = {}
+    groups: dict[str, str] = {}
     tenants: dict[str, str] = {}
     for entry in entries:
         if weights.setdefault(entry.tenant, entry.weight) != entry.weight:
             raise ValueError(f"the tenant {entry.tenant} is given two weights")
+        if groups.setdefault(entry.tenant, entry.cache_group) != entry.cache_group:
+            raise ValueError(f"the tenant {entry.tenant} is given two cache groups")
         if tenants.setdefault(entry.key, entry.tenant) != entry.tenant:
             raise ValueError(f"one key is given to two tenants: {tenants[entry.key]} and {entry.tenant}")
     return entries
@@ -113,7 +122,7 @@ def _entry(part: str) -> KeyEntry:
     weight = float(found["weight"] or 1.0)
     if not 0.001 <= weight <= MAX_WEIGHT:
         raise ValueError(f"the weight of tenant {found['tenant']} is not between 0.001 and {MAX_WEIGHT:g}")
-    return KeyEntry(found["key"].strip(), found["tenant"], weight)
+    return KeyEntry(found["key"].strip(), found["tenant"], weight, found["group"] or "")
 
 
 def _split(text: str) -> tuple[str, ...]:

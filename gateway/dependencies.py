@@ -30,7 +30,7 @@ class KeyRing:
     """The accepted keys, kept as digests, so that comparing takes the same time whatever is sent."""
 
     def __init__(self, entries: tuple[KeyEntry, ...]) -> None:
-        self._tenants = {_digest(entry.key): Tenant(entry.tenant, entry.weight) for entry in entries}
+        self._tenants = {_digest(entry.key): Tenant(entry.tenant, entry.weight, entry.cache_group) for entry in entries}
 
     def tenant(self, headers: Mapping[str, str]) -> Tenant:
         """Whose key a request's headers carry: OpenAI's `Authorization: Bearer`, else Azure's `api-key`. Raises

@@ -194,7 +194,7 @@ class Generation:
         self._origin.leave()
         self._origin.cancel([request_id for request_id, reader in self._readers.items() if not reader.ended])
         if self.ticket is not None and not self.over:
-            self._lingering.forget(self.ticket)
+            self._lingering.lose(self.ticket, self._fault)
 
     def _let_go(self) -> bool:
         if self._timer is None:
@@ -213,7 +213,7 @@ class Generation:
             return
         self._settled = True
         if self._fault is not None:
-            self._lingering.forget(self.ticket)
+            self._lingering.lose(self.ticket, self._fault)
         else:
             self._lingering.keep(self.ticket, [transcript.frame() for transcript in self._transcripts.values()])
 

@@ -44,8 +44,8 @@ class Lingering:
     def keep(self, ticket: Ticket, answer: Sequence[TokenFrame]) -> None:
         self._pump.errand("keeping an answer", lambda: ticket.keep(answer))
 
-    def forget(self, ticket: Ticket) -> None:
-        self._pump.errand("forgetting an answer", ticket.forget)
+    def lose(self, ticket: Ticket, error: GatewayError | None) -> None:
+        self._pump.errand("forgetting an answer", lambda: ticket.lost(error))
 
     def present(self, ticket: Ticket) -> Callable[[], None]:
         """From now on everybody knows that a client is attached here, until what is returned is called, and for the

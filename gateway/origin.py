@@ -95,8 +95,9 @@ class Queued:
     def _take_back(self) -> None:
         self.leave()
         self.cancel(self._requests)
-        if self._ticket is not None:
-            self._pump.errand("forgetting", self._ticket.forget)
+        ticket = self._ticket
+        if ticket is not None:
+            self._pump.errand("forgetting", lambda: ticket.lost(None))
 
 
 class Followed:
@@ -115,8 +116,8 @@ class Followed:
         self._lost: GatewayError | None = None
 
     async def open(self, sink: FrameSink, fail: Callable[[GatewayError], None]) -> None:
-        if self._ticket.record.answer is not None:
-            for frame in self._ticket.record.answer:
+        if self._ticket.answer is not None:
+            for frame in self._ticket.answer:
                 sink.accept(frame)
             return
         heard = [asyncio.Event() for _ in self._ids]

@@ -6,12 +6,14 @@ Everything that could hurt an engine is refused here, before any queue. Knows no
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from noria.engine.wire.messages import ModelCard
 from noria.gateway.errors import ContextLengthExceeded, InvalidRequest
 from noria.gateway.model_directory import ServedModel
+from noria.gateway.sampling import check_ids
 from noria.gateway.schemas.chat import INLINE_BYTES, ChatRequest
+from noria.gateway.schemas.prompted import Prompt, PromptedRequest
 from noria.gateway.text.chat_template import TemplateError, encode_chat
 
 
@@ -20,7 +22,9 @@ async def chat_prompt(model: ServedModel, request: ChatRequest) -> list[int]:
     if model.template is None:
         raise InvalidRequest(f"The model '{model.card.id}' has no chat template: use completions.", param="model")
     template, num_bytes = model.template, request.text_bytes
-    _refuse_hopeless(model, max(len(request.messages), -(-num_bytes // model.longest_token)), "messages")
+    kept = kept_tokens(model.card, request, 1 if request.wanted_tokens is None else request.wanted_tokens)
+    if kept is None:
+        _refuse_hopeless(model, max(len(request.messages), -(-num_bytes // model.longest_token)), "messages")
     messages = request.template_messages()
     add_generation_prompt = request.add_generation_prompt
     if add_generation_prompt is None:
@@ -42,33 +46,78 @@ async def chat_prompt(model: ServedModel, request: ChatRequest) -> list[int]:
         raise InvalidRequest(f"The model's chat template refuses these messages: {error}", param="messages") from error
     if not prompt:
         raise InvalidRequest("The messages render to an empty prompt.", param="messages")
-    return prompt
+    return prompt if kept is None else prompt[-kept:]
 
 
-async def text_prompt(model: ServedModel, text: str) -> list[int]:
-    """Token ids of a plain text. The empty text is the start of a document, where the model has a token for that."""
+async def plain_prompt(
+    model: ServedModel, prompt: Prompt, *, param: str, add_special_tokens: bool = True, kept: int | None = None
+) -> list[int]:
+    """Token ids of a text, or the given ones where each is inside the vocabulary; of these the last `kept`."""
+    if isinstance(prompt, str):
+        if kept is None:
+            _refuse_hopeless(model, -(-len(prompt.encode()) // model.longest_token), param)
+        ids = await _text_ids(model, prompt, param, add_special_tokens)
+    else:
+        check_ids(model.card, prompt, param)
+        ids = prompt
+    return ids if kept is None else ids[-kept:]
+
+
+async def _text_ids(model: ServedModel, text: str, param: str, add_special_tokens: bool) -> list[int]:
+    """The empty text is the start of a document, where the model has a token for that."""
     tokenizer = model.tokenizer
-    num_bytes = len(text.encode())
-    _refuse_hopeless(model, -(-num_bytes // model.longest_token), "prompt")
-    prompt = await _encode(lambda: tokenizer.encode(text), in_thread=num_bytes > INLINE_BYTES)
-    if tokenizer.add_bos and tokenizer.bos_id is not None:
-        return [tokenizer.bos_id, *prompt]
-    if prompt:
-        return prompt
+    ids = await _encode(lambda: tokenizer.encode(text), in_thread=len(text.encode()) > INLINE_BYTES)
+    if add_special_tokens and tokenizer.add_bos and tokenizer.bos_id is not None:
+        return [tokenizer.bos_id, *ids]
+    if ids:
+        return ids
     start = tokenizer.bos_id if tokenizer.bos_id is not None else tokenizer.eos_id
     if start is None:
-        raise InvalidRequest("The prompt is empty, and this model has no token for an empty document.", param="prompt")
+        raise InvalidRequest("The prompt is empty, and this model has no token for an empty document.", param=param)
     return [start]
 
 
-def checked_ids(model: ServedModel, prompt: list[int]) -> list[int]:
-    """The given token ids, each inside the vocabulary."""
-    for token_id in prompt:
-        if not 0 <= token_id < model.card.vocab_size:
-            top = model.card.vocab_size - 1
-            message = f"Invalid 'prompt': token id {token_id} is outside the vocabulary (0 to {top})."
-            raise InvalidRequest(message, param="prompt", code="invalid_value")
-    return prompt
+async def vector_prompts(
+    model: ServedModel,
+    request: PromptedRequest,
+    inputs: Sequence[Prompt],
+    param: str,
+    *,
+    add_special_tokens: bool = True,
+) -> list[list[int]]:
+    """Token ids of texts that only become vectors, each within the context."""
+    kept, limit = kept_tokens(model.card, request, 0), prompt_limit(model.card)
+    prompts = []
+    for place, text in enumerate(inputs):
+        name = f"{param}[{place}]" if len(inputs) > 1 else param
+        ids = await plain_prompt(model, text, param=name, add_special_tokens=add_special_tokens, kept=kept)
+        if len(ids) > limit:
+            raise ContextLengthExceeded(
+                f"This model's maximum context length is {limit} tokens. However, '{name}' has {len(ids)} tokens. "
+                "Please shorten it.",
+                param=name,
+            )
+        prompts.append(ids)
+    return prompts
+
+
+def kept_tokens(card: ModelCard, request: PromptedRequest, num_output: int) -> int | None:
+    """How many of a prompt's last tokens are kept; None: all. A `truncate_prompt_tokens` of -1 leaves room for the
+    output tokens."""
+    kept = request.truncate_prompt_tokens
+    limit = prompt_limit(card)
+    if kept is not None and kept > limit:
+        raise InvalidRequest(
+            f"Invalid 'truncate_prompt_tokens': {kept} is more than the {limit} tokens that this model can take.",
+            param="truncate_prompt_tokens",
+            code="integer_above_max_value",
+        )
+    return max(1, limit - num_output) if kept == -1 else kept
+
+
+def prompt_limit(card: ModelCard) -> int:
+    """Tokens of prompt and output that one request can have at most."""
+    return min(card.max_model_len, card.kv_tokens)
 
 
 def room_left(card: ModelCard, num_prompt: int, wanted: int | None, *, default: int | None, param: str) -> int:
@@ -76,7 +125,7 @@ def room_left(card: ModelCard, num_prompt: int, wanted: int | None, *, default: 
 
     Raises `ContextLengthExceeded` with the numbers where the prompt leaves no room, or less than what is wanted.
     """
-    limit = min(card.max_model_len, card.kv_tokens)
+    limit = prompt_limit(card)
     least = 1 if wanted is None else wanted
     if num_prompt + least > limit:
         name = "maximum context length" if limit == card.max_model_len else "KV memory on this server"
@@ -93,7 +142,7 @@ def room_left(card: ModelCard, num_prompt: int, wanted: int | None, *, default: 
 
 def _refuse_hopeless(model: ServedModel, least_tokens: int, param: str) -> None:
     """Refuse by size alone what cannot fit whatever it says, so that nobody waits for megabytes to be encoded."""
-    limit = min(model.card.max_model_len, model.card.kv_tokens)
+    limit = prompt_limit(model.card)
     if least_tokens > limit:
         raise ContextLengthExceeded(
             f"This model's maximum context length is {limit} tokens. However, your {param} have at least "

@@ -10,6 +10,7 @@ import secrets
 from noria.engine.wire.messages import ModelCard, SamplingParams
 from noria.gateway.choice import TextOptions
 from noria.gateway.errors import InvalidRequest
+from noria.gateway.model_directory import ServedModel
 from noria.gateway.schemas.sampling import SamplingFields
 
 _MASK = 2**64 - 1
@@ -25,8 +26,8 @@ def sampling_params(
 ) -> SamplingParams:
     """Parameters of every choice of a request, but for the seed. Raises `InvalidRequest` for ids that do not exist."""
     bias = {int(key): value for key, value in request.logit_bias.items()}
-    _check_ids(card, list(bias), "logit_bias")
-    _check_ids(card, request.stop_token_ids, "stop_token_ids")
+    check_ids(card, list(bias), "logit_bias")
+    check_ids(card, request.stop_token_ids, "stop_token_ids")
     if request.min_tokens > max_tokens:
         message = f"Invalid 'min_tokens': {request.min_tokens} is more than the {max_tokens} output tokens allowed."
         raise InvalidRequest(message, param="min_tokens", code="invalid_value")
@@ -48,14 +49,17 @@ def sampling_params(
     )
 
 
-def text_options(card: ModelCard, request: SamplingFields, *, logprobs: bool) -> TextOptions:
-    eos = () if request.ignore_eos else card.eos_token_ids
+def text_options(model: ServedModel, request: SamplingFields, *, logprobs: bool) -> TextOptions:
+    """The text conditions of every choice. What stops an answer is no part of it unless it is asked for."""
+    eos = () if request.ignore_eos else model.card.eos_token_ids
+    ends = () if request.include_stop_str_in_output else (*eos, *request.stop_token_ids)
     return TextOptions(
         stop=tuple(dict.fromkeys(request.stop)),
         include_stop=request.include_stop_str_in_output,
         min_tokens=request.min_tokens,
-        end_ids=frozenset((*eos, *request.stop_token_ids)),
+        end_ids=frozenset(ends),
         logprobs=logprobs,
+        spelled=frozenset() if request.skip_special_tokens else frozenset(model.tokenizer.control_tokens.values()),
     )
 
 
@@ -83,7 +87,8 @@ def _mixed(seed: int, choice: int) -> int:
     return z ^ (z >> 31)
 
 
-def _check_ids(card: ModelCard, token_ids: list[int], param: str) -> None:
+def check_ids(card: ModelCard, token_ids: list[int], param: str) -> None:
+    """Raises `InvalidRequest` for an id outside the vocabulary."""
     for token_id in token_ids:
         if not 0 <= token_id < card.vocab_size:
             message = f"Invalid '{param}': token id {token_id} is outside the vocabulary (0 to {card.vocab_size - 1})."

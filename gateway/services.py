@@ -31,15 +31,17 @@ from noria.gateway.tickets import Ticket, TicketOffice
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Whom a request belongs to. `weight` is its share of a busy queue against other tenants'."""
+    """Whom a request belongs to. `weight` is its share of a busy queue against other tenants'. It shares cached
+    prefixes with the tenants of its `cache_group`, if it has one."""
 
     id: str = "default"
     weight: float = 1.0
+    cache_group: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A request that passed every check: `fields.n` choices for each prompt; `params` are per prompt."""
+    """A request that passed every check: `fields.samples` choices for each prompt; `params` are per prompt."""
 
     model: ServedModel
     fields: SamplingFields
@@ -49,7 +51,7 @@ class Question:
 
     @property
     def num_choices(self) -> int:
-        return len(self.prompts) * self.fields.n
+        return len(self.prompts) * self.fields.samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,33 +70,57 @@ class Services:
 
     def generation(self, tenant: Tenant, question: Question, group: str, ticket: Ticket | None) -> Generation:
         """The answer's generation. Its requests are named after `group`. Nothing is sent before it is entered."""
-        names = [f"{group}-{place}" for place in range(question.num_choices)]
-        card = question.model.card
-        follows = ticket is not None and ticket.following
-        origin: Origin
+        prompt_tokens = [len(prompt) for prompt in question.prompts]
         if ticket is not None and ticket.following:
-            origin = Followed(self.broker, self.pump, card, names, ticket)
-        else:
-            requests = self._requests(tenant, question, names, logged=ticket is not None)
-            origin = Queued(self.broker, self.pump, card, requests, ticket)
+            return self.following(question.model, question.options, prompt_tokens, question.num_choices, group, ticket)
+        names = _names(group, question.num_choices)
+        requests = self._requests(tenant, question, names, logged=ticket is not None)
+        origin = Queued(self.broker, self.pump, question.model.card, requests, ticket)
+        backlog = self.settings.max_stream_backlog
+        return self._generation(origin, question.model, question.options, prompt_tokens, names, ticket, backlog)
+
+    def following(
+        self,
+        model: ServedModel,
+        options: TextOptions,
+        prompt_tokens: Sequence[int],
+        num_choices: int,
+        group: str,
+        ticket: Ticket,
+    ) -> Generation:
+        """The generation of an answer that another connection began."""
+        names = _names(group, num_choices)
+        origin = Followed(self.broker, self.pump, model.card, names, ticket)
+        backlog = model.card.max_model_len * num_choices  # what is read again may come all at once
+        return self._generation(origin, model, options, prompt_tokens, names, ticket, backlog)
+
+    def _generation(
+        self,
+        origin: Origin,
+        model: ServedModel,
+        options: TextOptions,
+        prompt_tokens: Sequence[int],
+        names: Sequence[str],
+        ticket: Ticket | None,
+        max_backlog: int,
+    ) -> Generation:
         return Generation(
             origin,
             self.lingering,
             self.metrics,
-            question.model,
+            model,
             names,
-            [len(prompt) for prompt in question.prompts],
-            question.options,
+            prompt_tokens,
+            options,
             ticket=ticket,
             timeout=self.settings.request_timeout,
-            # What is read again may come all at once.
-            max_backlog=card.max_model_len * len(names) if follows else self.settings.max_stream_backlog,
+            max_backlog=max_backlog,
         )
 
     def _requests(
         self, tenant: Tenant, question: Question, names: Sequence[str], *, logged: bool
     ) -> list[GenerationRequest]:
-        fields, n = question.fields, question.fields.n
+        fields, n = question.fields, question.fields.samples
         deadline_ms = int((time.time() + self.settings.request_timeout) * 1000)
         drawn = seeds(fields.seed, len(question.prompts), n)
         return [
@@ -108,7 +134,8 @@ class Services:
                 service_class=fields.service_class,
                 priority=fields.priority,
                 deadline_ms=deadline_ms,
-                cache_salt=tenant.id,
+                cache_salt=fields.cache_salt or "",
+                cache_group=tenant.cache_group,
                 weight=tenant.weight,
                 logged=logged,
             )
@@ -122,3 +149,7 @@ class Services:
             param = "n" if n > 1 else "prompt"
             message = f"Invalid '{param}': {num_prompts * n} choices are more than the {limit} allowed in one request."
             raise InvalidRequest(message, param=param, code="integer_above_max_value")
+
+
+def _names(group: str, num_choices: int) -> list[str]:
+    return [f"{group}-{place}" for place in range(num_choices)]

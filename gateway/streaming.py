@@ -36,7 +36,11 @@ class Events(Protocol):
 
     def of(self, deltas: Sequence[Delta]) -> bytes: ...
 
-    def closing(self, usage: Usage) -> bytes: ...
+    async def closing(self, usage: Usage) -> bytes: ...
+
+    def failed(self, error: GatewayError) -> bytes:
+        """The last word of an answer that breaks off."""
+        return b"data: " + envelope(error) + b"\n\n"
 
 
 class EventStream(Response):
@@ -109,12 +113,12 @@ class _Writer:
                 await self._write(opening)
             self._generation.listener = self._news
             await self._follow()
-            await self._write(self._events.closing(self._generation.usage()))
+            await self._write(await self._events.closing(self._generation.usage()))
         except GatewayError as error:
-            await self._write(_error_event(error))
+            await self._write(self._events.failed(error))
         except Exception:
             log.exception("a stream failed")
-            await self._write(_error_event(UNEXPECTED))
+            await self._write(self._events.failed(UNEXPECTED))
         finally:
             self._generation.listener = None
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -181,7 +185,3 @@ class _Writer:
     async def _write(self, data: bytes) -> None:
         if data:
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
-
-
-def _error_event(error: GatewayError) -> bytes:
-    return b"data: " + envelope(error) + b"\n\n"

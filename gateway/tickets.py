@@ -11,6 +11,7 @@ import hashlib
 import secrets
 import time
 from collections.abc import Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -18,7 +19,7 @@ from noria.engine.wire.broker import BrokerUnavailable, GatewayBroker
 from noria.engine.wire.messages import TokenFrame
 from noria.gateway.cursor import MalformedId, completion_of
 from noria.gateway.delivery import Delivery
-from noria.gateway.errors import STORE_AWAY, IdempotencyConflict, Overloaded, StreamNotFound
+from noria.gateway.errors import STORE_AWAY, GatewayError, IdempotencyConflict, Overloaded, StreamNotFound
 
 KEPT_FOR = 24 * 3600.0
 """Seconds that an Idempotency-Key is remembered."""
@@ -60,8 +61,36 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Record).decode
 
 
-class Ticket:
-    """One answer as the store knows it. `following`: another connection has put its requests on the queue already."""
+class Ticket(Protocol):
+    """An answer that more than one connection may read, as the store knows it. `following`: another connection has put
+    its requests on the queue already. `answer`: one frame per choice, where it is kept whole."""
+
+    @property
+    def following(self) -> bool: ...
+
+    @property
+    def answer(self) -> Sequence[TokenFrame] | None: ...
+
+    async def admitted(self) -> None:
+        """The requests are on the queue: from now on others may follow."""
+
+    async def lost(self, error: GatewayError | None) -> None:
+        """It ended without an answer: with an error, or because nobody wants it any more."""
+
+    async def keep(self, answer: Sequence[TokenFrame]) -> None:
+        """All choices ended well."""
+
+    def gone(self) -> GatewayError:
+        """The error for an answer of which nothing is left."""
+
+    async def mark_present(self, window: float) -> None:
+        """A client is, or was just now, attached: nobody may cancel for `window` seconds."""
+
+    async def somebody_present(self) -> bool: ...
+
+
+class IssuedTicket:
+    """The ticket of an answer that a client's headers name: by an Idempotency-Key, or by an event of its stream."""
 
     def __init__(
         self, broker: GatewayBroker, tenant: str, record: Record, completion_id: str, key: str | None, life: float
@@ -74,35 +103,36 @@ class Ticket:
         self._key = key  # the record's name for the Idempotency-Key
         self._life = life
 
+    @property
+    def answer(self) -> Sequence[TokenFrame] | None:
+        return self.record.answer
+
     async def admitted(self) -> None:
-        """The requests are on the queue: from now on others may follow."""
         self.record = msgspec.structs.replace(self.record, admitted=True)
         packed = _encode(self.record)
         await self._broker.replace(self._tenant, _stream(self.completion_id), packed, self._life)
         if self._key is not None:
             await self._broker.replace(self._tenant, self._key, packed, KEPT_FOR)
 
-    async def forget(self) -> None:
+    async def lost(self, error: GatewayError | None) -> None:
         """The key means nothing any more: a repeat is a new request."""
         if self._key is not None:
             await self._broker.forget(self._tenant, self._key)
 
     async def keep(self, answer: Sequence[TokenFrame]) -> None:
-        """All choices ended well: keep the answer for as long as the key."""
+        """For as long as the key."""
         if self._key is None or self.record.answer is not None:
             return
         packed = _encode(msgspec.structs.replace(self.record, answer=list(answer)))
         if len(packed) <= MAX_ANSWER_BYTES:
             await self._broker.replace(self._tenant, self._key, packed, KEPT_FOR)
 
-    def gone(self) -> IdempotencyConflict | StreamNotFound:
-        """The error for an answer of which nothing is left."""
+    def gone(self) -> GatewayError:
         if self._key is not None:
             return IdempotencyConflict(RESULT_GONE, code="idempotency_result_expired")
         return StreamNotFound(NOT_FOUND)
 
     async def mark_present(self, window: float) -> None:
-        """A client is, or was just now, attached: nobody may cancel for `window` seconds."""
         await self._broker.replace(self._tenant, f"present:{self.completion_id}", b"1", window)
 
     async def somebody_present(self) -> bool:
@@ -116,7 +146,7 @@ class TicketOffice:
         self._broker = broker
         self._life = request_timeout + _LOG_LIFE
 
-    async def issue(self, tenant: str, delivery: Delivery, prefix: str, fingerprint: str) -> Ticket:
+    async def issue(self, tenant: str, delivery: Delivery, prefix: str, fingerprint: str) -> IssuedTicket:
         """The ticket of a new answer, or of the one that the client's headers point to.
 
         Raises `StreamNotFound` and `IdempotencyConflict`.
@@ -132,9 +162,9 @@ class TicketOffice:
                     record = await self._of_key(tenant, key, record)
         except (BrokerUnavailable, TimeoutError) as error:
             raise Overloaded(STORE_AWAY, retry_after=2) from error
-        return Ticket(self._broker, tenant, record, prefix + record.group, key, self._life)
+        return IssuedTicket(self._broker, tenant, record, prefix + record.group, key, self._life)
 
-    async def _of_stream(self, tenant: str, delivery: Delivery, prefix: str) -> Ticket:
+    async def _of_stream(self, tenant: str, delivery: Delivery, prefix: str) -> IssuedTicket:
         assert delivery.last_event is not None
         try:
             completion_id = completion_of(delivery.last_event)
@@ -147,7 +177,7 @@ class TicketOffice:
         if record.digest != delivery.digest or not completion_id.startswith(prefix):
             message = "This Last-Event-ID belongs to a request with another body: send the same body to go on."
             raise IdempotencyConflict(message, param="Last-Event-ID", code="stream_body_mismatch")
-        return Ticket(self._broker, tenant, record, completion_id, None, self._life)
+        return IssuedTicket(self._broker, tenant, record, completion_id, None, self._life)
 
     async def _of_key(self, tenant: str, key: str, fresh: Record) -> Record:
         """The record under the key: `fresh` if there was none."""

@@ -192,7 +192,7 @@ class Replay:
             pass
         self._scheduler.check()
         self.result.seconds = self.clock
-        self.result.num_preemptions = self._scheduler.num_preemptions
+        self.result.num_preemptions = self._scheduler.preemptions.total
         return self.result
 
     def _claim(self) -> None:

@@ -6,7 +6,8 @@ Knows nothing of tensors; execution owns the memory that block numbers index. Af
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 
 from noria.engine.scheduling.request import Request
@@ -31,6 +32,7 @@ class KVBlocks:
         self._references = [0] * num_blocks
         self._hash_by_block: list[bytes | None] = [None] * num_blocks
         self._block_by_hash: dict[bytes, int] = {}
+        self._reader_by_hash: dict[bytes, Request] = {}  # who computes a full block that is to be registered
         self._free = list(reversed(range(num_blocks)))
         self._cached: OrderedDict[int, None] = OrderedDict()  # in the order of reuse
 
@@ -82,6 +84,31 @@ class KVBlocks:
         """How many of `blocks` are not held, so that taking them uses up free blocks."""
         return sum(1 for block in blocks if not self._references[block])
 
+    def freed_by(self, requests: Iterable[Request], keep: Sequence[int]) -> Iterator[tuple[Request, int]]:
+        """Each of `requests` with the number of blocks, those in `keep` not counted, that would be free once it and all
+        before it were released."""
+        released: Counter[int] = Counter()
+        kept, freed = set(keep), 0
+        for request in requests:
+            released.update(request.blocks)
+            freed += sum(released[block] == self._references[block] for block in request.blocks if block not in kept)
+            yield request, freed
+
+    def reader_after(self, request: Request, prefix: list[int]) -> Request | None:
+        """Who is computing the block that follows `prefix`, found by `cached_prefix`, in the tokens of `request`."""
+        if len(prefix) >= min(len(request.block_hashes), (request.num_tokens - 1) // self.block_size):
+            return None
+        return self._reader_by_hash.get(request.block_hashes[len(prefix)])
+
+    def announce(self, request: Request) -> None:
+        """Let others of the same prefix know that `request`, just admitted, is going to compute its full blocks."""
+        if not self.prefix_cache:
+            return
+        request.num_announced = request.num_tokens // self.block_size
+        for digest in self._hashes(request, request.num_announced)[request.num_registered :]:
+            if digest not in self._block_by_hash:
+                self._reader_by_hash.setdefault(digest, request)
+
     def take_prefix(self, request: Request, blocks: list[int]) -> None:
         """Start `request` on `blocks` found by `cached_prefix`."""
         for block in blocks:
@@ -90,7 +117,7 @@ class KVBlocks:
             self._references[block] += 1
         request.blocks = list(blocks)
         request.num_computed = len(blocks) * self.block_size
-        request.num_registered = len(blocks)
+        request.num_registered = request.num_shared = len(blocks)
 
     def register(self, request: Request) -> None:
         """Offer the blocks that `request` has filled to the prefix cache."""
@@ -104,6 +131,7 @@ class KVBlocks:
             if self._hash_by_block[block] is None and digest not in self._block_by_hash:
                 self._hash_by_block[block] = digest
                 self._block_by_hash[digest] = block
+        self._retract(request, full)
         request.num_registered = full
 
     def release(self, request: Request) -> None:
@@ -115,9 +143,10 @@ class KVBlocks:
                     self._free.append(block)
                 else:
                     self._cached[block] = None
+        self._retract(request, request.num_announced)
         request.blocks = []
         request.num_computed = 0
-        request.num_registered = 0
+        request.num_registered = request.num_announced = request.num_shared = 0
 
     def check(self, requests: list[Request]) -> None:
         """Recount everything from the requests alive; raises AssertionError where the books are wrong."""
@@ -132,6 +161,9 @@ class KVBlocks:
             raise AssertionError("free and cached blocks are not the unheld ones")
         if any((self._hash_by_block[block] is None) != (block not in self._cached) for block in unheld):
             raise AssertionError("a cached block has no content, or a free one has")
+        reading = {id(request) for request in requests if request.blocks}
+        if any(id(reader) not in reading for reader in self._reader_by_hash.values()):
+            raise AssertionError("a block is expected from somebody who does not compute it")
         names = {block: digest for digest, block in self._block_by_hash.items()}
         if any(names.get(block) != digest for block, digest in enumerate(self._hash_by_block)):
             raise AssertionError("the two directions of the prefix cache disagree")
@@ -144,6 +176,12 @@ class KVBlocks:
         del self._block_by_hash[digest]
         self._hash_by_block[block] = None
         return block
+
+    def _retract(self, request: Request, num_full: int) -> None:
+        """The blocks up to `num_full` are here, or will not come."""
+        for digest in request.block_hashes[request.num_registered : min(num_full, request.num_announced)]:
+            if self._reader_by_hash.get(digest) is request:
+                del self._reader_by_hash[digest]
 
     def _hashes(self, request: Request, num_full: int) -> list[bytes]:
         """Chained digests of the first `num_full` blocks. 128 bits: a tenant can choose its prompts, so a collision

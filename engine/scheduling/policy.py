@@ -17,6 +17,11 @@ class Policy:
     whole_prompts: bool  # a prompt is one row, whatever its length; else it is cut under the token budget
     closed_batches: bool  # nobody joins until all are done, and the finished stay as padding
 
+    @property
+    def preempts(self) -> bool:
+        """Whether running requests may lose their blocks: what is reserved is kept."""
+        return not self.reserve_output
+
 
 POLICIES = {
     policy.name: policy

@@ -32,10 +32,14 @@ class Request:
     blocks: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks, as far as hashed
     num_registered: int = 0  # leading blocks already offered to the prefix cache
+    num_announced: int = 0  # leading blocks that others of the same prefix know to be coming
+    num_shared: int = 0  # leading blocks taken from the prefix cache
     in_flight: bool = False  # between select() and complete(): Orca's RUNNING
     cancelled: str | None = None  # the reason, when asked to end while in flight
     finish: str | None = None  # "stop" | "length" | "cancelled" | "expired" | "error", set once
     num_preemptions: int = 0
+    num_lost: int = 0  # tokens that had been computed when it was preempted last
+    waiting_since: int = 0  # how many requests had been admitted when it began to wait
     num_iterations: int = 0
 
     @property

@@ -5,43 +5,30 @@ Pure: the same calls give the same plans. Knows no tensors, no transport, no clo
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Sequence
-from dataclasses import dataclass
-from operator import attrgetter
 
+from noria.engine.scheduling.admission import Admission
 from noria.engine.scheduling.batch import Batch, BatchRow, Progress
 from noria.engine.scheduling.kv_blocks import KVBlocks
 from noria.engine.scheduling.policy import Policy
+from noria.engine.scheduling.preemption import PreemptionCounts, Room
 from noria.engine.scheduling.request import Request
-
-WATERMARK = 0.01  # share of the pool that admission leaves free under `paged`, for the running requests to grow into
-
-_order = attrgetter("order")
 
 
 class CannotEverFit(ValueError):
     """The request needs more KV blocks, or a longer context, than this engine has."""
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
-    """What may be claimed from the queue now."""
-
-    requests: int
-    blocks: int
-
-
 class Scheduler:
-    """`waiting` and `running` (admitted) requests, each in order of (class, arrival).
+    """`waiting` and `running` (admitted) requests, each in order of (class, arrival), are kept by `Admission`.
 
     The engine calls `add` and `cancel` between iterations, `select` for the next plan and `complete` with what the
     plan's rows sampled. With pipeline stages one plan per stage is out at once; a request is in one of them at most,
     and plans complete in the order of their selection.
 
     `max_batch_tokens` bounds the tokens of an iteration where the policy cuts prompts; one that reads prompts whole
-    goes past it. The first running request always steps, and whoever stands first always fits an empty pool, so
-    `select` gives a plan whenever a request is here and none is in flight.
+    goes past it. The first running request steps, or somebody who is never preempted again does, and whoever stands
+    first always fits an empty pool, so `select` gives a plan whenever a request is here and none is in flight.
     """
 
     def __init__(
@@ -60,12 +47,10 @@ class Scheduler:
         self.max_batch_tokens = max_batch_tokens
         self.max_model_len = max_model_len
         self.max_running = self.max_batch_size * (1 if policy.closed_batches else num_stages)
-        self.waiting: list[Request] = []
-        self.running: list[Request] = []
-        self.num_preemptions = 0
+        self._admission = Admission(policy, kv, self.max_running)
+        self.waiting, self.running = self._admission.waiting, self._admission.running
         self._by_id: dict[str, Request] = {}
         self._num_arrivals = 0
-        self._watermark = max(1, int(kv.num_blocks * WATERMARK))
 
     # --- requests in and out -------------------------------------------------------------------------------------
 
@@ -85,7 +70,7 @@ class Scheduler:
         request.arrival = self._num_arrivals
         self._num_arrivals += 1
         self._by_id[request.id] = request
-        insort(self.waiting, request, key=_order)
+        self._admission.wait(request)
 
     def cancel(self, request_id: str, reason: str = "cancelled") -> Progress | None:
         """End a request. One that is in flight ends at `complete`, which then reports it; others end here."""
@@ -103,32 +88,29 @@ class Scheduler:
     def __len__(self) -> int:
         return len(self._by_id)
 
+    @property
+    def preemptions(self) -> PreemptionCounts:
+        return self._admission.preemptions
+
     def room(self) -> Room:
         """How much the engine may claim so that everything claimed starts at the next iteration."""
-        if self.waiting or (self.policy.closed_batches and self.running):
-            return Room(0, 0)
-        blocks = self.kv.num_free
-        if self.running and not self.policy.reserve_output:
-            # What the running prompts still need is spoken for.
-            blocks -= self._watermark + sum(self.kv.missing(r, r.num_tokens) for r in self.running)
-        requests = self.max_running - len(self.running)
-        return Room(requests, blocks) if requests > 0 and blocks > 0 else Room(0, 0)
+        return self._admission.room()
+
+    def rooms(self, num_classes: int) -> list[Room]:
+        """`room` for each class: more urgent ones may make others give way."""
+        return self._admission.rooms(num_classes)
 
     def check(self) -> None:
         """Recount blocks and lists; raises AssertionError where they disagree."""
-        alive = self.running + self.waiting
-        self.kv.check(alive)
-        if sorted(r.id for r in alive) != sorted(self._by_id):
+        self._admission.check()
+        if sorted(r.id for r in self.running + self.waiting) != sorted(self._by_id):
             raise AssertionError("a request is lost or in two lists")
-        if any(sorted(requests, key=_order) != requests for requests in (self.running, self.waiting)):
-            raise AssertionError("requests are out of order")
-        if any(r.blocks or r.in_flight for r in self.waiting):
-            raise AssertionError("a waiting request holds blocks or is in flight")
 
     # --- one iteration --------------------------------------------------------------------------------------------
 
     def select(self) -> Batch | None:
         """The next iteration's rows, or None when nothing can step now."""
+        self._admission.admit_urgent()  # their prompts are read below, before those of others
         decodes: list[BatchRow] = []
         prefills: list[BatchRow] = []
         reading = self._select_decodes(decodes)
@@ -190,7 +172,7 @@ class Scheduler:
                 rows.append(BatchRow(request, request.num_tokens - 1, 1, True, samples=False, is_padding=True))
             elif not request.is_decoding:
                 reading.append(request)
-            elif self._grow(request):
+            elif self._admission.grow(request):
                 rows.append(BatchRow(request, request.num_computed, 1, True, samples=request.wants_more))
         return reading
 
@@ -203,32 +185,12 @@ class Scheduler:
         return budget
 
     def _admit(self, rows: list[BatchRow], num_decodes: int, budget: int) -> None:
-        if self.policy.closed_batches and self.running:
-            return
-        margin = self._watermark if self.running and not self.policy.reserve_output else 0
-        while self.waiting and num_decodes + len(rows) < self.max_batch_size and len(self.running) < self.max_running:
-            request = self.waiting[0]
-            if (budget <= 0 and not self.policy.whole_prompts) or not self._allocate(request, margin):
+        newcomers = self._admission.newcomers()
+        while num_decodes + len(rows) < self.max_batch_size and (budget > 0 or self.policy.whole_prompts):
+            request = next(newcomers, None)
+            if request is None:
                 return
-            del self.waiting[0]
-            insort(self.running, request, key=_order)
             budget -= self._append_chunk(request, rows, budget)
-
-    def _allocate(self, request: Request, margin: int) -> bool:
-        """Give a waiting request its first blocks where `margin` others stay free, or leave it as it is and say no."""
-        if self.policy.reserve_output:
-            prefix, wanted = [], request.num_total
-        else:
-            # Room for one more token than is known: else the first decode might preempt what was just admitted.
-            prefix, wanted = self.kv.cached_prefix(request), min(request.num_tokens + 1, request.num_total)
-        need = self.kv.blocks_for(wanted) - len(prefix) + self.kv.free_among(prefix)
-        if need + margin > self.kv.num_free:
-            return False
-        self.kv.take_prefix(request, prefix)
-        if request.num_preemptions == 0:
-            request.num_cached = min(request.num_computed, request.num_prompt)
-        self.kv.grow(request, request.num_total if self.policy.reserve_output else request.num_tokens)
-        return True
 
     def _append_chunk(self, request: Request, rows: list[BatchRow], budget: int) -> int:
         """Append as many of the pending tokens as the budget allows; returns their number."""
@@ -239,27 +201,6 @@ class Scheduler:
         samples = chunk == pending and request.wants_more
         rows.append(BatchRow(request, request.num_computed, chunk, is_decode=False, samples=samples))
         return chunk
-
-    def _grow(self, request: Request) -> bool:
-        """Blocks for the newest token of `request`, taken from those behind it where none are free, the last one first.
-        False when it has to wait: it keeps its blocks until somebody before it needs them."""
-        missing = self.kv.missing(request, request.num_tokens)
-        while missing > self.kv.num_free:
-            victim = next(r for r in reversed(self.running) if r is request or not r.in_flight)
-            if victim is request:
-                return False
-            self._preempt(victim)
-        if missing:
-            self.kv.grow(request, request.num_tokens)
-        return True
-
-    def _preempt(self, request: Request) -> None:
-        """Give up a request's blocks; it is computed again when it comes back (recompute, not swap)."""
-        self.kv.release(request)
-        self.running.remove(request)
-        insort(self.waiting, request, key=_order)
-        request.num_preemptions += 1
-        self.num_preemptions += 1
 
     # --- results --------------------------------------------------------------------------------------------------
 
@@ -283,6 +224,5 @@ class Scheduler:
         return Progress(request, tokens, finish)
 
     def _leave(self, request: Request) -> None:
-        self.kv.release(request)
-        (self.running if request in self.running else self.waiting).remove(request)
+        self._admission.leave(request)
         del self._by_id[request.id]

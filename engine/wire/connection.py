@@ -18,7 +18,7 @@ import redis
 import redis.asyncio
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError, RedisError, ResponseError
+from redis.exceptions import DataError, NoScriptError, RedisError, ResponseError
 from redis.retry import Retry
 
 COMMAND_TIMEOUT = 5.0
@@ -35,7 +35,17 @@ Command = Sequence[Any]
 
 
 class BrokerUnavailable(Exception):
-    """The store is away, loading, read-only or too slow. The message names its URL (password hidden) and the cause."""
+    """The store is away, loading, full, read-only or too slow. The message names its URL (password hidden) and the
+    cause. Trying again may help."""
+
+
+class StoreFault(Exception):
+    """A command was refused for a reason that does not pass: a script of ours failed, or a key holds what is not ours.
+    The message is as that of `BrokerUnavailable`. Trying again does not help."""
+
+
+_STATES = frozenset({"BUSY", "MISCONF", "NOREPLICAS"})
+"""Codes of errors that say what state the store is in, and that the client library has no classes of their own for."""
 
 
 def redact(url: str) -> str:
@@ -61,39 +71,44 @@ class Script:
         return ("EVALSHA", self.sha, 1, key, *args)
 
 
-def _load(name: str, *, prelude: str | None = "prelude") -> Script:
-    text = (LUA / f"{name}.lua").read_text()
-    if prelude is not None:
-        text = (LUA / f"{prelude}.lua").read_text() + text
+def _load(*names: str) -> Script:
+    text = "".join((LUA / f"{name}.lua").read_text() for name in names)
     return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
-ENQUEUE = _load("enqueue")
-CLAIM = _load("claim")
-PROGRESS = _load("progress")
-CANCEL = _load("cancel")
-RELEASE = _load("release")
-LEASE = _load("lease")
-SNAPSHOT = _load("snapshot")
-POSITION = _load("position")
-REGISTER = _load("pools", prelude=None)
-LOG = _load("log", prelude=None)
-RECORD_PUT = _load("record_put", prelude="records_prelude")
-RECORD_DROP = _load("record_drop", prelude="records_prelude")
-RECORD_TOUCH = _load("record_touch", prelude="records_prelude")
-RECORD_CHUNK = _load("record_chunk", prelude="records_prelude")
-RECORD_PAGE = _load("record_page", prelude="records_prelude")
+ENQUEUE = _load("prelude", "enqueue")
+CLAIM = _load("prelude", "claim")
+PROGRESS = _load("prelude", "fold", "progress")
+CANCEL = _load("prelude", "cancel")
+RELEASE = _load("prelude", "fold", "release")
+LEASE = _load("prelude", "lease")
+SNAPSHOT = _load("prelude", "snapshot")
+POSITION = _load("prelude", "position")
+REGISTER = _load("pools")
+LOG = _load("log")
+RECORD_PUT = _load("records_prelude", "record_put")
+RECORD_DROP = _load("records_prelude", "record_drop")
+RECORD_TOUCH = _load("records_prelude", "record_touch")
+RECORD_CHUNK = _load("records_prelude", "record_chunk")
+RECORD_PAGE = _load("records_prelude", "record_page")
 _RECORDS = (RECORD_PUT, RECORD_DROP, RECORD_TOUCH, RECORD_CHUNK, RECORD_PAGE)
 SCRIPTS = (ENQUEUE, CLAIM, PROGRESS, CANCEL, RELEASE, LEASE, SNAPSHOT, POSITION, REGISTER, LOG, *_RECORDS)
 _TEXT_BY_SHA = {s.sha: s.text for s in SCRIPTS}
 
 
 @contextmanager
-def _outages_named(url: str) -> Iterator[None]:
+def _errors_named(url: str) -> Iterator[None]:
     try:
         yield
     except (RedisError, OSError) as error:  # builtin TimeoutError, which has no text, is an OSError
-        raise BrokerUnavailable(f"{redact(url)}: {str(error) or 'no answer in time'}") from error
+        kind = StoreFault if _is_fault(error) else BrokerUnavailable
+        raise kind(f"{redact(url)}: {str(error) or 'no answer in time'}") from error
+
+
+def _is_fault(error: Exception) -> bool:
+    """The client library has classes of their own for most states of a store, and none for a script's error."""
+    plain = type(error) is ResponseError and str(error).partition(" ")[0] not in _STATES
+    return plain or isinstance(error, DataError)
 
 
 def _client_options(block: float, repeats: int) -> dict[str, Any]:
@@ -106,8 +121,10 @@ def _client_options(block: float, repeats: int) -> dict[str, Any]:
     }
 
 
-def _failed(reply: Any) -> bool:
-    return isinstance(reply, ResponseError)
+def _raise_first_error(replies: Sequence[Any]) -> None:
+    for reply in replies:
+        if isinstance(reply, ResponseError):
+            raise reply
 
 
 class Store:
@@ -115,28 +132,37 @@ class Store:
 
     def __init__(self, url: str, *, block: float = 0.0) -> None:
         self.url = url
-        self._client: Any = redis.Redis.from_url(url, **_client_options(block, repeats=0))
+        pool = redis.ConnectionPool.from_url(url, **_client_options(block, repeats=0))
+        # A connection of our own, without the client's pipelines: they cost more than a script's work.
+        self._connection: Any = pool.make_connection()
 
     def run(self, *commands: Command) -> list[Any]:
-        """One pipelined round trip without MULTI; replies in order. Raises BrokerUnavailable.
+        """One pipelined round trip without MULTI; replies in order. Raises BrokerUnavailable and StoreFault.
 
         The server forgets scripts when it restarts: those commands are run again with their text, in order.
         """
-        with _outages_named(self.url):
-            pipeline = self._client.pipeline(transaction=False)
-            for command in commands:
-                pipeline.execute_command(*command)
-            replies: list[Any] = pipeline.execute(raise_on_error=False)
+        with _errors_named(self.url):
+            replies = self._round_trip(commands)
             for i, reply in enumerate(replies):
                 if isinstance(reply, NoScriptError):
-                    replies[i] = self._client.execute_command(*_with_text(commands[i]))
-                elif _failed(reply):
-                    raise reply
+                    (replies[i],) = self._round_trip([_with_text(commands[i])])
+            _raise_first_error(replies)
+        return replies
+
+    def _round_trip(self, commands: Sequence[Command]) -> list[Any]:
+        connection = self._connection
+        connection.send_packed_command([b"".join(connection.pack_commands(commands))])  # one write, not two
+        replies: list[Any] = []
+        for _ in commands:
+            try:
+                replies.append(connection.read_response())
+            except ResponseError as error:  # the replies behind it are read all the same
+                replies.append(error)
         return replies
 
     def close(self) -> None:
-        """Drop all connections."""
-        self._client.close()
+        """Drop the connection."""
+        self._connection.disconnect()
 
 
 class AsyncStore:
@@ -155,7 +181,7 @@ class AsyncStore:
 
     async def run(self, *commands: Command) -> list[Any]:
         """As `Store.run`."""
-        with _outages_named(self.url):
+        with _errors_named(self.url):
             async with asyncio.timeout(self._timeout):
                 pipeline = self._client.pipeline(transaction=False)
                 for command in commands:
@@ -164,8 +190,7 @@ class AsyncStore:
                 for i, reply in enumerate(replies):
                     if isinstance(reply, NoScriptError):
                         replies[i] = await self._client.execute_command(*_with_text(commands[i]))
-                    elif _failed(reply):
-                        raise reply
+                _raise_first_error(replies)
         return replies
 
     async def close(self) -> None:

@@ -19,12 +19,12 @@ from noria.engine.wire.connection import (
     CLAIM,
     LEASE,
     MAX_BLOCK,
-    PROGRESS,
     REGISTER,
     RELEASE,
     BrokerUnavailable,
     Command,
     Store,
+    StoreFault,
 )
 from noria.engine.wire.messages import (
     Claimed,
@@ -47,6 +47,7 @@ from noria.engine.wire.publish import (
     published,
     to_row,
 )
+from noria.engine.wire.recorder import Recorder
 
 MAX_DEATHS = 2
 """A request in whose company this many engines died is poison."""
@@ -112,6 +113,7 @@ class EngineBroker:
         self._fenced = True
         self._reply_lost = False
         self._held: dict[str, bool] = {}  # request id -> whether it is logged
+        self._recorder = Recorder(self._pool, self.engine_id)
         self._unsent: dict[str, list[Row]] = {}  # by gateway: frames handed in, not known to be stored
         self._outbox: dict[str, list[Row]] = {}  # by key: frames for streams alone, which go out first
         self._ended: list[tuple[str, int, int]] = []  # (id, epoch, completion tokens) to finish without a new frame
@@ -133,10 +135,11 @@ class EngineBroker:
             ("SET", keys.card(self._model_id), encode(card), "PX", ttl),
             ("SET", keys.tokenizer(self._model_id), encode(tokenizer), "PX", ttl),
             self._release(deaths=0 if self._lives else 1),
-            LEASE(self._pool, self.engine_id, _ms(self._lease), 1, ttl, self._life),
+            self._lease_command(take=True),
             REGISTER(keys.POOLS, self._model_id, ttl),
         )
         self._held.clear()
+        self._recorder.clear()
         self._unsent.clear()
         self._ended.clear()
         self._lives += 1
@@ -149,18 +152,21 @@ class EngineBroker:
         frames: dict[str, list[TokenFrame]],
         stats: EngineStats | None,
         *,
-        max_requests: int,
-        max_blocks: int,
+        max_requests: int | Sequence[int],
+        max_blocks: int | Sequence[int],
     ) -> Exchange:
         """One iteration's round trip: record progress, publish, finish, claim. `frames` is keyed by gateway.
 
         Frames handed in are kept until they are known to be stored: after BrokerUnavailable call again with the new
         ones only. A frame with `finish` set ends its request. The frames of a resumed request are published again
-        here. With `lease_lost` the lease has been taken anew, but everything held until now belongs to others.
-        Raises BrokerUnavailable.
+        here. `max_requests` and `max_blocks` are one number for all classes or one for each, by rank; a request taken
+        uses up the room of every class. With `lease_lost` the lease has been taken anew, but everything held until now
+        belongs to others. Raises BrokerUnavailable.
         """
         for gateway, new in frames.items():
-            self._unsent.setdefault(gateway, []).extend(map(to_row, new))
+            rows = [to_row(frame) for frame in new]
+            self._unsent.setdefault(gateway, []).extend(rows)
+            self._recorder.note(rows)
         lapsed = time.monotonic() - self._renewed_at > self._lease
         if self._fenced or (lapsed and not self._renew(self._store)):
             # Others may speak for our requests by now: nothing of theirs is published.
@@ -173,9 +179,10 @@ class EngineBroker:
             self._fenced = True
             return self._start_again()
         self._renewed_at = sent_at
+        self._recorder.stored()
         outcome = Exchange()
-        self._note_published(outgoing, replies[1:-1], outcome)
-        self._note_progress(rows, replies[0], outcome)
+        self._note_published(outgoing, replies[:-1], outcome)
+        self._note_ended(rows, replies[-1][4], outcome)
         self._note_claimed(replies[-1], outcome)
         return outcome
 
@@ -196,9 +203,10 @@ class EngineBroker:
     def close(self) -> None:
         """Hand back: frames still unsent go out, everything held returns to its old place with its progress, the
         lease ends. Not a death. With the store away the lease simply lapses."""
-        with suppress(BrokerUnavailable):
+        with suppress(BrokerUnavailable, StoreFault):
             if not self._fenced and (self._unsent or self._outbox or self._ended or self._reply_lost):
-                self.exchange({}, None, max_requests=0, max_blocks=0)
+                with suppress(StoreFault):  # told before; what is held goes back all the same
+                    self.exchange({}, None, max_requests=0, max_blocks=0)
             if not self._fenced:
                 self._post_endings(self._store.run(self._release(deaths=0))[0])
         self._fenced = True
@@ -208,7 +216,7 @@ class EngineBroker:
 
     def _renew(self, store: Store) -> bool:
         life, sent_at = self._lives, time.monotonic()
-        (alive,) = store.run(LEASE(self._pool, self.engine_id, _ms(self._lease), 0, _ms(keys.CARD_TTL), self._life))
+        (alive,) = store.run(self._lease_command(take=False))
         if life == self._lives:  # else the answer is about a lease before this one
             if alive:
                 self._renewed_at = max(self._renewed_at, sent_at)
@@ -234,15 +242,16 @@ class EngineBroker:
         return outgoing
 
     def _run_exchange(self, rows: list[Row], outgoing: dict[str, list[Row]], claim: Command) -> list[Any]:
-        """Replies: progress, one per stream, claim. Progress goes first, so that no token reaches a client that the
-        next engine would not know of; FINISH goes last, so that no death in between loses a last frame."""
-        commands = [self._progress(rows)] if rows else []
+        """Replies: one per stream, claim. Progress goes first, so that no token reaches a client that the next engine
+        would not know of; FINISH goes last, so that no death in between loses a last frame."""
+        progress = self._recorder.command(rows)
+        commands = [] if progress is None else [progress]
         commands += [publication(key, payload) for key, payload in outgoing.items()]
         commands.append(claim)
         now = time.monotonic()
         register = now - self._registered_at > keys.REGISTER_EVERY
         if register:
-            commands.append(REGISTER(keys.POOLS, self._model_id, _ms(keys.CARD_TTL)))
+            commands += [REGISTER(keys.POOLS, self._model_id, _ms(keys.CARD_TTL)), self._lease_command(take=False)]
         try:
             replies = self._store.run(*commands)
         except BrokerUnavailable:
@@ -251,29 +260,16 @@ class EngineBroker:
         self._reply_lost = False
         if register:
             self._registered_at = now
-            replies.pop()
-        return replies if rows else [[], *replies]
+            del replies[-2:]
+        return replies if progress is None else replies[1:]
 
-    def _progress(self, rows: list[Row]) -> Command:
-        index_by_id: dict[str, int] = {}
-        table: list[int | str] = []
-        pieces: list[bytes] = []
-        for row in rows:
-            f, encoded = row.frame, row.encoded
-            index = index_by_id.setdefault(f.request_id, len(index_by_id) + 1)
-            epoch, seq, size = f.epoch, f.seq, len(encoded)
-            after = f"{epoch} {seq + len(f.token_ids)}"
-            table += (index, f"{epoch} {seq}", after if f.finish is None else after + " done", size + 4)
-            pieces += (size.to_bytes(4, "big"), encoded)
-        return PROGRESS(
-            self._pool,
-            self.engine_id,
-            msgspec.msgpack.encode(list(index_by_id)),
-            msgspec.msgpack.encode(table),
-            b"".join(pieces),
-        )
-
-    def _claim(self, rows: list[Row], stats: EngineStats | None, max_requests: int, max_blocks: int) -> Command:
+    def _claim(
+        self,
+        rows: list[Row],
+        stats: EngineStats | None,
+        max_requests: int | Sequence[int],
+        max_blocks: int | Sequence[int],
+    ) -> Command:
         finished = self._ended + [
             (f.request_id, f.epoch, f.seq + len(f.token_ids)) for f in (row.frame for row in rows) if f.finish
         ]
@@ -281,11 +277,10 @@ class EngineBroker:
             self._pool,
             self.engine_id,
             _ms(self._lease),
-            max_requests,
-            max_blocks,
+            _by_rank(max_requests),
+            _by_rank(max_blocks),
             b"" if stats is None else encode(stats),
             int(self._reply_lost),
-            _ms(keys.CARD_TTL),
             LOOKAHEAD,
             _ms(self._max_passed),
             MAX_PASSED_OVER,
@@ -294,15 +289,19 @@ class EngineBroker:
             *(self._held if self._reply_lost else ()),
         )
 
-    def _note_progress(self, rows: list[Row], fenced: Sequence[bytes], outcome: Exchange) -> None:
+    def _note_ended(self, rows: list[Row], fenced: Sequence[bytes], outcome: Exchange) -> None:
         for row in rows:
             if row.frame.finish:
-                self._held.pop(row.frame.request_id, None)
+                self._drop(row.frame.request_id)
         for request_id, _, _ in self._ended:
-            self._held.pop(request_id, None)
+            self._drop(request_id)
         self._ended.clear()
-        # A repeat of a last frame whose reply was lost is fenced too, but for the engine that request has ended.
-        outcome.fenced = [i for i in dict.fromkeys(i.decode() for i in fenced) if self._held.pop(i, None)]
+        # A request that ended in an exchange whose reply was lost is fenced too, but for the engine it has ended.
+        outcome.fenced = [request_id for request_id in map(bytes.decode, fenced) if self._drop(request_id)]
+
+    def _drop(self, request_id: str) -> bool:
+        self._recorder.close(request_id)
+        return self._held.pop(request_id, None) is not None
 
     def _note_published(self, outgoing: dict[str, list[Row]], replies: Sequence[Any], outcome: Exchange) -> None:
         now = time.monotonic()
@@ -320,11 +319,12 @@ class EngineBroker:
                 outcome.gone_gateways.append(keys.gateway_of(key))
 
     def _note_claimed(self, reply: Sequence[Any], outcome: Exchange) -> None:
-        _, claimed, cancelled, expired = reply
+        _, claimed, cancelled, expired, _ = reply
         rows_by_key = final_publications(expired)
         for ending, body, progress in claimed:
             request_id, gateway, epoch, seq, _, logged = ending
             self._held[request_id.decode()] = bool(logged)
+            self._recorder.open(request_id.decode(), epoch, seq)
             try:
                 request = decode_request(body)
                 delivered = [msgspec.structs.replace(frame, epoch=epoch) for frame in parse_progress(progress)]
@@ -360,9 +360,16 @@ class EngineBroker:
                     if sent is not None or keys.is_log(key):
                         del self._outbox[key]
 
+    def _lease_command(self, *, take: bool) -> Command:
+        return LEASE(self._pool, self.engine_id, _ms(self._lease), int(take), _ms(keys.CARD_TTL), self._life)
+
     def _release(self, *, deaths: int) -> Command:
         return RELEASE(self._pool, self.engine_id, deaths, MAX_DEATHS, DEAD_LENGTH, POISON)
 
 
 def _ms(seconds: float) -> int:
     return int(seconds * 1000)
+
+
+def _by_rank(numbers: int | Sequence[int]) -> str:
+    return str(numbers) if isinstance(numbers, int) else " ".join(map(str, numbers))

@@ -68,7 +68,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `deadline_ms` is Unix time in milliseconds on Redis' clock (None: none). `gateway` is the boot id of the gateway
     process whose frame stream carries the answer. `priority` orders the requests of one tenant within its class: the
-    lower value first. `weight` is the tenant's share against other tenants of the class. The frames of a `logged`
+    lower value first. `weight` is the tenant's share against other tenants of the class. Cached
+    prefixes are shared by requests of one tenant, or of one `cache_group` where the administrator set one, and of one
+    `cache_salt`, which the client may choose to keep some of its own apart. The frames of a `logged`
     request are also kept in a log of its own, and it outlives its gateway. `pooling` ("mean" or "last") asks for one
     vector of the prompt's hidden states instead of tokens. `prediction` is a guess of the output, to speculate on.
     """
@@ -87,6 +89,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     logged: bool = False
     pooling: str | None = None
     prediction: list[int] | None = None
+    cache_group: str = ""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -128,6 +131,15 @@ class TokenFrame(msgspec.Struct, frozen=True, array_like=True):
     embedding: bytes | None = None
 
 
+TOOL_PARSERS = (
+    "auto", "none", "harmony", "deepseek", "mistral", "qwen_xml", "hermes", "pythonic", "llama", "json",
+)  # fmt: skip
+"""Formats of tool calls that a gateway can read; "auto": as the model's chat template has it."""
+
+REASONING_PARSERS = ("auto", "none", "think", "harmony")
+"""Formats of thoughts that a gateway can read."""
+
+
 class ModelCard(msgspec.Struct, frozen=True):
     """What a gateway must know of a model to validate, render and encode without having its files."""
 
@@ -143,7 +155,9 @@ class ModelCard(msgspec.Struct, frozen=True):
     policy: str
     fingerprint: str  # system_fingerprint: weights, precision and version
     embedding_size: int = 0  # numbers in a pooled request's vector; 0: this model gives none
-    pooling: str = "mean"  # how vectors are made unless a request says otherwise: "mean" or "last"
+    pooling: str = "mean"  # how this model's vectors are to be made: "mean" or "last"
+    tool_parser: str = "auto"  # one of TOOL_PARSERS
+    reasoning_parser: str = "auto"  # one of REASONING_PARSERS
     wire_version: int = WIRE_VERSION
 
 
@@ -172,7 +186,9 @@ class EngineStats(msgspec.Struct, frozen=True):
     prompt_tokens_total: int = 0
     generation_tokens_total: int = 0
     cached_tokens_total: int = 0
-    preemptions_total: int = 0
+    memory_preemptions_total: int = 0  # for lack of KV blocks
+    class_preemptions_total: int = 0  # by requests of a higher class
+    recomputed_tokens_total: int = 0  # computed again after a preemption
     requests_finished_total: int = 0
     requests_failed_total: int = 0
     step_seconds_total: float = 0.0

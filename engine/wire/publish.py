@@ -1,4 +1,4 @@
-"""How frames lie in the store: packed for a gateway's stream or a request's log, length-prefixed in its progress.
+"""How frames lie in the store: packed for a gateway's stream or a request's log, behind their lengths in progress.
 
 Knows the layout of bytes and the final frames of requests that the store itself ended; knows no client.
 """
@@ -30,11 +30,13 @@ class Row:
 
     frame: TokenFrame
     encoded: bytes
+    length: bytes  # of `encoded`, in 4 bytes, big-endian
 
 
 def to_row(frame: TokenFrame) -> Row:
     """The frame, encoded."""
-    return Row(frame, encode(frame))
+    encoded = encode(frame)
+    return Row(frame, encoded, len(encoded).to_bytes(4, "big"))
 
 
 def pack(frames: Sequence[bytes]) -> bytes:

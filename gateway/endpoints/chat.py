@@ -13,11 +13,13 @@ from fastapi import APIRouter, Request, Response
 
 from noria.engine.wire.messages import Usage
 from noria.engine.wire.tokenizer import Tokenizer
-from noria.gateway.answering import Identity, respond
+from noria.gateway.answering import Answer, Identity, respond
 from noria.gateway.chat_question import chat_question
 from noria.gateway.choice import Delta
+from noria.gateway.collect import collect
 from noria.gateway.delivery import delivery
 from noria.gateway.dependencies import ServicesDep, TenantDep, json_object
+from noria.gateway.generation import Generation
 from noria.gateway.schemas.answers import Chunks, Head, chat_logprobs, usage_fields
 from noria.gateway.schemas.chat import ChatRequest
 from noria.gateway.schemas.strict import parse
@@ -39,7 +41,7 @@ async def chat_completions(request: Request, services: ServicesDep, tenant: Tena
     return await respond(request, services, tenant, wanted, question, "chatcmpl-", shape)
 
 
-class _Answer:
+class _Answer(Answer):
     def __init__(self, request: ChatRequest, model_id: str, tokenizer: Tokenizer, identity: Identity) -> None:
         self._request = request
         self._tokenizer = tokenizer
@@ -53,7 +55,8 @@ class _Answer:
         )
         self._chunks = Chunks(self._head, include_usage=request.include_usage, cursor=identity.cursor)
 
-    def whole(self, choices: Sequence[Delta], usage: Usage) -> dict[str, Any]:
+    async def whole(self, generation: Generation) -> dict[str, Any]:
+        choices, usage = await collect(generation), generation.usage()
         listed: list[dict[str, Any]] = [
             {
                 "index": choice.index,
@@ -71,7 +74,7 @@ class _Answer:
     def of(self, deltas: Sequence[Delta]) -> bytes:
         return b"".join([self._chunks.chat(delta, self._rendered_logprobs(delta)) for delta in deltas])
 
-    def closing(self, usage: Usage) -> bytes:
+    async def closing(self, usage: Usage) -> bytes:
         return (self._chunks.usage(usage) if self._request.include_usage else b"") + DONE
 
     def _rendered_logprobs(self, delta: Delta) -> bytes:

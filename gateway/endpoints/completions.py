@@ -13,15 +13,18 @@ import orjson
 from fastapi import APIRouter, Request, Response
 
 from noria.engine.wire.messages import Usage
-from noria.gateway.answering import Identity, respond
+from noria.gateway.answering import Answer, Identity, respond
 from noria.gateway.choice import Delta, ScoredToken
+from noria.gateway.collect import collect
 from noria.gateway.delivery import delivery
 from noria.gateway.dependencies import ServicesDep, TenantDep, json_object
+from noria.gateway.generation import Generation
 from noria.gateway.model_directory import ServedModel
-from noria.gateway.prompts import checked_ids, room_left, text_prompt
+from noria.gateway.prompts import kept_tokens, plain_prompt, room_left
 from noria.gateway.sampling import check_stop_count, sampling_params, text_options
 from noria.gateway.schemas.answers import Chunks, Head, completion_logprobs, usage_fields
-from noria.gateway.schemas.completions import CompletionRequest, Prompt
+from noria.gateway.schemas.completions import CompletionRequest
+from noria.gateway.schemas.prompted import Prompt
 from noria.gateway.schemas.strict import parse
 from noria.gateway.services import Question
 from noria.gateway.streaming import DONE
@@ -41,20 +44,17 @@ async def completions(request: Request, services: ServicesDep, tenant: TenantDep
     check_stop_count(body, services.settings.max_stop_strings)
     services.check_choices(len(body.prompt), body.n)
     model = await services.directory.resolve(body.model)
-    prompts = [await _encoded(model, prompt) for prompt in body.prompt]
+    kept = kept_tokens(model.card, body, _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens)
+    prompts = [await plain_prompt(model, prompt, param="prompt", kept=kept) for prompt in body.prompt]
     scored_prompt = body.logprobs if body.echo else None
     params = [_params(model, body, len(prompt), scored_prompt) for prompt in prompts]
-    options = text_options(model.card, body, logprobs=body.logprobs is not None)
+    options = text_options(model, body, logprobs=body.logprobs is not None)
     question = Question(model, body, prompts, params, options)
 
     def shape(identity: Identity) -> _Answer:
         return _Answer(body, model, prompts, identity)
 
     return await respond(request, services, tenant, wanted, question, "cmpl-", shape)
-
-
-async def _encoded(model: ServedModel, prompt: Prompt) -> list[int]:
-    return await text_prompt(model, prompt) if isinstance(prompt, str) else checked_ids(model, prompt)
 
 
 def _params(model: ServedModel, body: CompletionRequest, num_prompt: int, prompt_logprobs: int | None) -> Any:
@@ -73,7 +73,7 @@ class _Echo:
     num_hidden: int  # leading tokens that the client did not write: the BOS token
 
 
-class _Answer:
+class _Answer(Answer):
     def __init__(
         self, request: CompletionRequest, model: ServedModel, prompts: list[list[int]], identity: Identity
     ) -> None:
@@ -92,7 +92,8 @@ class _Answer:
         self._echoes = [_echo(model, prompt, ids) for prompt, ids in given] if request.echo else []
         self._begun: set[int] = set()
 
-    def whole(self, choices: Sequence[Delta], usage: Usage) -> dict[str, Any]:
+    async def whole(self, generation: Generation) -> dict[str, Any]:
+        choices, usage = await collect(generation), generation.usage()
         listed = []
         for choice in choices:
             logprobs = self._with_prompt(choice, first=True)
@@ -112,7 +113,7 @@ class _Answer:
             event += self._chunks.text(delta, b"null" if logprobs is None else orjson.dumps(logprobs))
         return event
 
-    def closing(self, usage: Usage) -> bytes:
+    async def closing(self, usage: Usage) -> bytes:
         return (self._chunks.usage(usage) if self._request.include_usage else b"") + DONE
 
     def _with_prompt(self, delta: Delta, *, first: bool) -> dict[str, Any] | None:

@@ -5,31 +5,12 @@ Knows no tokenizer: whether an id exists is checked where the model is known.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, PlainValidator, model_validator
-from pydantic_core import PydanticCustomError
 
+from noria.gateway.schemas.prompted import Prompt, prompt_list
 from noria.gateway.schemas.sampling import MAX_LOGPROBS, REFUSED, SamplingFields, combination
-
-Prompt = str | list[int]
-
-
-def _prompts(value: Any) -> list[Prompt]:
-    """The four documented shapes (text, texts, ids, lists of ids) as one list of prompts."""
-    if isinstance(value, str):
-        return [value]
-    if not isinstance(value, list) or not value:
-        raise PydanticCustomError("prompt", "expected a string, or a non-empty array of strings or of token ids")
-    if _are_ids(value):
-        return [value]
-    if all(isinstance(item, str) for item in value) or all(isinstance(item, list) and _are_ids(item) for item in value):
-        return value
-    raise PydanticCustomError("prompt", "an array holds either strings, or token ids, or non-empty arrays of token ids")
-
-
-def _are_ids(value: list[Any]) -> bool:
-    return bool(value) and all(type(item) is int for item in value)
 
 
 class CompletionRequest(SamplingFields):
@@ -41,7 +22,7 @@ class CompletionRequest(SamplingFields):
         "tools": "is not supported for completions", "messages": "is not a parameter of completions: use 'prompt'",
     }  # fmt: skip
 
-    prompt: Annotated[list[Prompt], PlainValidator(_prompts)] = Field()
+    prompt: Annotated[list[Prompt], PlainValidator(prompt_list)] = Field()
     max_tokens: int | None = Field(None, ge=0)
     best_of: int | None = Field(None, ge=1, le=128)
     echo: bool = False

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from noria.gateway.schemas.strict import FIRST_FAULT, RequestBody, Strict, at_most
+from noria.gateway.schemas.prompted import PromptedRequest
+from noria.gateway.schemas.strict import FIRST_FAULT, Strict, at_most
 
 MAX_LOGPROBS = 20
 """Alternatives per token at most."""
@@ -23,7 +24,6 @@ REFUSED = {
     "return_token_ids": "is not supported by this server", "logits_processors": "is not supported by this server",
     "use_beam_search": "is not supported by this server", "length_penalty": "is not supported by this server",
     "allowed_token_ids": "is not supported by this server", "bad_words": "is not supported by this server",
-    "truncate_prompt_tokens": "is not supported by this server",
 }  # fmt: skip
 
 
@@ -44,13 +44,11 @@ def _stop_list(value: Any) -> Any:
 StopString = Annotated[str, Field(min_length=1, max_length=1024)]
 
 
-class SamplingFields(RequestBody):
-    """`temperature`, `top_p` and the penalties have OpenAI's ranges; `top_k` to `priority` are vLLM's extras.
-
-    `priority`: a lower number is served earlier within its class.
+class SamplingFields(PromptedRequest):
+    """`temperature`, `top_p` and the penalties have OpenAI's ranges; `top_k` to `cache_salt` are vLLM's extras. A
+    `cache_salt` keeps a prompt's blocks in the prefix cache apart from others'.
     """
 
-    model: str = Field(min_length=1, max_length=512)
     max_tokens: int | None = Field(None, ge=1)
     temperature: float = Field(1.0, ge=0, le=2)
     top_p: float = Field(1.0, ge=0, le=1)
@@ -62,7 +60,6 @@ class SamplingFields(RequestBody):
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
     stream: bool = False
     stream_options: StreamOptions | None = None
-    user: str | None = Field(None, max_length=4096)
     service_tier: Literal["auto", "default", "flex", "priority"] = "auto"
 
     top_k: int = Field(0, ge=-1, le=2**31 - 1)
@@ -71,10 +68,10 @@ class SamplingFields(RequestBody):
     min_tokens: int = Field(0, ge=0)
     ignore_eos: bool = False
     stop_token_ids: Annotated[list[int], at_most(256)] = Field(default=[])
-    skip_special_tokens: Literal[True] = True
+    skip_special_tokens: bool = True
     spaces_between_special_tokens: Literal[True] = True
     include_stop_str_in_output: bool = False
-    priority: int = Field(0, ge=-(2**31), le=2**31 - 1)
+    cache_salt: str | None = Field(None, min_length=1, max_length=512)
 
     @field_validator("logit_bias")
     @classmethod
@@ -90,6 +87,16 @@ class SamplingFields(RequestBody):
         if self.stream_options is not None and not self.stream:
             raise combination("stream_options", "'stream_options' is only allowed when 'stream' is true")
         return self
+
+    @property
+    def samples(self) -> int:
+        """Choices that are computed for each prompt."""
+        return self.n
+
+    @property
+    def wanted_tokens(self) -> int | None:
+        """Output tokens asked for, if they were."""
+        return self.max_tokens
 
     @property
     def include_usage(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import subprocess
+import tempfile
 import threading
 import time
 from array import array
@@ -128,11 +129,10 @@ class RunningEngine:
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def store() -> Iterator[str]:
     binary = shutil.which("redis-server")
     assert binary, "redis-server is needed"
-    folder = Path("/tmp") / tmp_path_factory.mktemp("store").name  # a socket's path has 107 bytes
-    folder.mkdir(exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="noria-", dir="/tmp"))  # short: a socket's path has 107 bytes
     socket = folder / "s"
     process = subprocess.Popen([binary, "--port", "0", "--unixsocket", str(socket), "--save", "", "--dir", str(folder)])
     client = redis.Redis(unix_socket_path=str(socket))
@@ -223,6 +223,24 @@ async def test_a_late_short_request_leaves_before_an_early_long_one(client: Clie
     assert "long" not in client.last
     await client.ends("long")
     assert max(engine.model.batch_sizes) == 2
+
+
+async def test_a_priority_request_takes_a_slot_from_a_full_batch(client: Client, engine: RunningEngine) -> None:
+    engine.model.pace = 0.005
+    low = [f"low{i}" for i in range(8)]
+    for i, name in enumerate(low):
+        await client.send(name, [10 * i], sampling={"max_tokens": 60}, service_class="batch")
+    await client.read(lambda: all(len(client.tokens.get(name, [])) > 3 for name in low))
+    await client.send("same class", [400], service_class="batch")
+    await client.send("urgent", [300], sampling={"max_tokens": 5}, service_class="priority")
+    assert await client.ends("urgent") == ["length"]
+    assert len(client.last) == 1 and "same class" not in client.tokens, "nobody else's end made room for it"
+    assert await client.ends(*low, "same class") == ["length"] * 9
+    for i, name in enumerate(low):
+        assert client.tokens[name] == list(range(10 * i + 1, 10 * i + 61))
+    stats = engine.engine.statistics.record()
+    assert (stats.class_preemptions_total, stats.memory_preemptions_total) == (1, 0)
+    assert stats.recomputed_tokens_total > 0
 
 
 async def test_a_fault_ends_its_own_request_and_no_other(client: Client, engine: RunningEngine) -> None:

@@ -91,8 +91,8 @@ def test_every_request_steps_in_and_out_in_one_lane_at_a_time(policy: str, tmp_p
             inside.pop(number, None)
         assert len(set(inside.values())) == len(inside)
     assert not inside
-    assert sum(len(iteration.preempted) for iteration in trace.iterations) == scheduler.num_preemptions
-    assert (policy == "paged") == (scheduler.num_preemptions > 0)
+    assert sum(len(iteration.preempted) for iteration in trace.iterations) == scheduler.preemptions.total
+    assert (policy == "paged") == (scheduler.preemptions.total > 0)
     assert (policy == "static") == any(span.phase == "-" for span in spans(trace))
 
 

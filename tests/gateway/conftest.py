@@ -6,6 +6,7 @@ The engine here computes nothing: it publishes scripted frames over the true pat
 from __future__ import annotations
 
 import socket
+import struct
 import subprocess
 import threading
 import time
@@ -38,6 +39,7 @@ from noria.gateway.config import GatewaySettings
 from noria.gateway.http.protocol import bounded
 
 KEY = "sk-test-key"
+EMBEDDING_SIZE = 8
 NUM_PLACES = 16
 """Requests that a scripted engine runs at once."""
 TEMPLATE = (
@@ -65,6 +67,12 @@ def tokenizer_files() -> TokenizerFiles:
     )
 
 
+def embedding(prompt: list[int]) -> bytes:
+    """The scripted engine's vector of a prompt: how often each id modulo the size occurs."""
+    counts = [float(sum(1 for i in prompt if i % EMBEDDING_SIZE == place)) for place in range(EMBEDDING_SIZE)]
+    return struct.pack(f"<{EMBEDDING_SIZE}f", *counts)
+
+
 class ScriptedEngine(threading.Thread):
     """Answers every request with `answer`, one token per iteration, `pace` seconds apart."""
 
@@ -85,9 +93,11 @@ class ScriptedEngine(threading.Thread):
             reserve_output=False,
             policy="paged",
             fingerprint="fp_test",
+            embedding_size=EMBEDDING_SIZE,
         )
         self.card = msgspec.structs.replace(base, **(card or {}))
         self.answer = "Hello, wörld 🎉! One two three four five."
+        self.answer_ids: list[int] | None = None  # instead of `answer`
         self.pace = 0.0
         self.fail_with: str | None = None
         self.seen: list[Claimed] = []
@@ -147,7 +157,8 @@ class ScriptedEngine(threading.Thread):
 
     def _output(self, claimed: Claimed) -> list[int]:
         sampling = claimed.request.sampling
-        output = [*self.tokenizer.encode(self.answer), self.eos]
+        answer = self.tokenizer.encode(self.answer) if self.answer_ids is None else self.answer_ids
+        output = [*answer, self.eos]
         if sampling.ignore_eos:
             output = (output[:-1] * (sampling.max_tokens // len(output) + 2))[: sampling.max_tokens]
         return output[: sampling.max_tokens]
@@ -156,6 +167,10 @@ class ScriptedEngine(threading.Thread):
         request, sampling = claimed.request, claimed.request.sampling
         if self.fail_with is not None:
             return TokenFrame(request.id, claimed.epoch, done, [], finish=FinishReason.ERROR, error=self.fail_with)
+        if request.pooling is not None:
+            usage = Usage(len(request.prompt), 0)
+            vector = embedding(request.prompt)
+            return TokenFrame(request.id, claimed.epoch, 0, [], finish=FinishReason.STOP, usage=usage, embedding=vector)
         ids = output[done : done + 1]
         finish = None
         if done + len(ids) >= len(output):
@@ -259,7 +274,8 @@ def engine(shared_engine: ScriptedEngine) -> Iterator[ScriptedEngine]:
     shared_engine.seen.clear()
     shared_engine.cancelled.clear()
     yield shared_engine
-    shared_engine.answer, shared_engine.pace, shared_engine.fail_with = answer, 0.0, None
+    shared_engine.answer, shared_engine.answer_ids = answer, None
+    shared_engine.pace, shared_engine.fail_with = 0.0, None
     eventually(lambda: not shared_engine.running)
 
 

@@ -17,7 +17,7 @@ def busy(launch, own_port):
     launch.store(own_port)
     url = f"redis://127.0.0.1:{own_port}/0"
     engine = launch.engine(url)
-    gateway = launch.gateway(url, api_key="sk-a,b*2.5=sk-b,c=sk-c", max_queued=3, max_queued_per_tenant=2)
+    gateway = launch.gateway(url, api_key="sk-a,b*2.5@team=sk-b,c=sk-c", max_queued=3, max_queued_per_tenant=2)
     with gateway.client(key="sk-a") as client:
         launch.eventually(lambda: client.get("/readyz").status_code == 200)
     threads = []
@@ -85,9 +85,9 @@ def test_keys_name_tenants_and_weights(busy, launch):
     engine, _, send, _ = busy
     for key in ("sk-a", "sk-b", "sk-c"):
         assert wait_for(send(key, priority=7, service_tier="priority"), launch)[0].json()["service_tier"] == "priority"
-    seen = [(r.tenant, r.weight, r.cache_salt, r.priority, r.service_class) for r in (c.request for c in engine.seen)]
+    seen = [(r.tenant, r.weight, r.cache_group, r.priority, r.service_class) for r in (c.request for c in engine.seen)]
     assert seen == [
-        ("default", 1.0, "default", 7, "priority"), ("b", 2.5, "b", 7, "priority"), ("c", 1.0, "c", 7, "priority"),
+        ("default", 1.0, "", 7, "priority"), ("b", 2.5, "team", 7, "priority"), ("c", 1.0, "", 7, "priority"),
     ]  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from noria.gateway.config import GatewaySettings, KeyEntry, parse_keys
         (" a , b ", (KeyEntry("a"), KeyEntry("b"))),
         ("acme=sk-1,acme=sk-2", (KeyEntry("sk-1", "acme"), KeyEntry("sk-2", "acme"))),
         ("acme*3=sk-1,low*0.5=k", (KeyEntry("sk-1", "acme", 3.0), KeyEntry("k", "low", 0.5))),
+        ("a@x=k,b*2@x=l", (KeyEntry("k", "a", cache_group="x"), KeyEntry("l", "b", 2.0, "x"))),
         ("c2VjcmV0==", (KeyEntry("c2VjcmV0=="),)),  # a key that only ends so
         ("acme=c2VjcmV0==", (KeyEntry("c2VjcmV0==", "acme"),)),
     ],
@@ -23,7 +24,9 @@ def test_entries(text, entries):
     assert parse_keys(text) == entries
 
 
-@pytest.mark.parametrize("text", ["a*0=secret", "a*5000=secret", "a*1=secret,a*2=other", "a=secret,b=secret"])
+@pytest.mark.parametrize(
+    "text", ["a*0=secret", "a*5000=secret", "a*1=secret,a*2=other", "a@x=secret,a=other", "a=secret,b=secret"]
+)
 def test_contradictions_are_refused_without_the_key(text):
     with pytest.raises(ValidationError) as caught:
         GatewaySettings(api_key=SecretStr(text))

@@ -1,29 +1,25 @@
 -- CLAIM, with FINISH before it: one engine's turn at an iteration boundary. Renews the lease, deletes what the engine
 -- finished (its last frame went out just before, in the same pipeline), drops what passed its deadline in the queue,
--- and takes at most max_requests requests that cost at most max_blocks KV blocks together.
--- Returns {1, claimed, cancelled ids, endings of expired requests}, or {0} when the lease is gone; a claimed request is
--- {{id, gateway, epoch, seq, prompt tokens, 1 if logged}, body, progress}.
+-- and takes requests as long as their class has room: max_requests and max_blocks (of the KV memory) say how much, one
+-- number for all classes or one for each, by rank. What is taken uses up the room of every class; a higher class may
+-- have more of it, since others give way to it.
+-- Returns {1, claimed, cancelled ids, endings of expired requests, ids that are no longer this engine's}, or {0} when the
+-- lease is gone; a claimed request is {{id, gateway, epoch, seq, prompt tokens, 1 if logged}, body, progress}.
 --
 -- Who is next: a suspect, if none is on this engine's trial already; else the class whose turn it is, and in it the
 -- tenant whose turn it is, and of that tenant the first in line. Both turns are start-time fair queueing in tokens,
 -- charged at the claim and corrected at the end. The request that has waited longest in its class may be passed over
 -- by max_passed_over others; then it is next, whoever's turn it is, and charged as ever.
-local engine, lease, max_requests, blocks = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
-local stats, resync, card_ttl = ARGV[5], ARGV[6] == '1', ARGV[7]
-local lookahead, max_age, max_passed_over = tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])
-local num_finished = tonumber(ARGV[11])
+local engine, lease = ARGV[1], tonumber(ARGV[2])
+local stats, resync = ARGV[5], ARGV[6] == '1'
+local lookahead, max_age, max_passed_over = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
+local num_finished = tonumber(ARGV[10])
 local owned = pool .. 'owned:' .. engine
 
-if not redis.call('ZSCORE', pool .. 'engines', engine) or redis.call('PEXPIRE', pool .. 'card', card_ttl) == 0 then
-  return {0}
-end
+-- The lease itself is renewed here, all that lives as long as the pool is used by LEASE, once in a while.
+if not redis.call('ZSCORE', pool .. 'engines', engine) or redis.call('EXISTS', pool .. 'card') == 0 then return {0} end
 redis.call('ZADD', pool .. 'engines', now + lease, engine)
-redis.call('PEXPIRE', pool .. 'engines', DAY)
-redis.call('PEXPIRE', pool .. 'tokenizer', card_ttl)
-if stats ~= '' then
-  redis.call('HSET', pool .. 'engine_stats', engine, stats)
-  redis.call('PEXPIRE', pool .. 'engine_stats', DAY)
-end
+if stats ~= '' then redis.call('HSET', pool .. 'engine_stats', engine, stats) end
 local trial = redis.call('HGET', pool .. 'trials', engine)
 
 -- FINISH: the estimate prompt + max_tokens in the tenant's account becomes the true count (virtual token counter).
@@ -45,7 +41,8 @@ local function finish(id, epoch, completion)
     redis.call('HDEL', pool .. 'finish_tags', class .. '/' .. tenant)
   end
 end
-for i = 12, 11 + 3 * num_finished, 3 do finish(ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2])) end
+for i = 11, 10 + 3 * num_finished, 3 do finish(ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2])) end
+if num_finished > 0 and redis.call('EXISTS', owned) == 0 then redis.call('DEL', pool .. 'journal:' .. engine) end
 
 -- The drain rate: tokens finished per second while there is work, in the unit in which the queue is counted (prompt
 -- + max_tokens), smoothed over about ten seconds of the server's clock.
@@ -74,10 +71,15 @@ local function hand_over(id, epoch, seq)
     redis.call('GET', pool .. 'progress:' .. id) or ''}
 end
 
--- After a lost reply the engine names what it knows that it holds; the rest is handed over again.
+-- After a lost reply the engine names what it knows that it holds. What it does not know is handed over again; what is
+-- not its own any more (the store may have lost its last second) it has to drop.
+local fenced = {}
 if resync then
   local known = {}
-  for i = 12 + 3 * num_finished, #ARGV do known[ARGV[i]] = true end
+  for i = 11 + 3 * num_finished, #ARGV do
+    known[ARGV[i]] = true
+    if redis.call('HEXISTS', owned, ARGV[i]) == 0 then fenced[#fenced + 1] = ARGV[i] end
+  end
   local held = redis.call('HGETALL', owned)
   for i = 1, #held, 2 do
     local id, epoch, seq = held[i], string.match(held[i + 1], '^(%d+) (%d+)')
@@ -92,7 +94,26 @@ if resync then
 end
 
 local expired = end_expired()
-local num_taken, closed = 0, false
+local num_taken, blocks_taken, closed = 0, 0, false
+local slots, blocks, most_slots = {}, {}, 0 -- by class
+
+local function by_class(list, into)
+  local numbers = {}
+  for number in string.gmatch(list, '%S+') do numbers[#numbers + 1] = tonumber(number) end
+  for _, class in ipairs(classes) do into[class] = numbers[class_rank[class] + 1] or numbers[#numbers] end
+end
+
+by_class(ARGV[3], slots)
+by_class(ARGV[4], blocks)
+for _, number in pairs(slots) do most_slots = math.max(most_slots, number) end
+
+local function has_room(class)
+  return slots[class] > num_taken and blocks[class] > blocks_taken
+end
+
+local function fits(f)
+  return tonumber(f[1]) <= blocks[f[9]] - blocks_taken
+end
 local FIELDS = {'cost', 'tokens', 'size', 'epoch', 'skipped', 'tenant', 'weight', 'seq', 'class', 'done'}
 
 local function look(id)
@@ -106,7 +127,7 @@ local function take(id, f) -- returns nothing; the queues and the engine's set c
   redis.call('HDEL', pool .. 'request:' .. id, 'skipped')
   redis.call('HSET', owned, id, epoch .. ' ' .. f[8] .. (f[10] and ' done' or ''))
   hand_over(id, epoch, f[8])
-  blocks = blocks - tonumber(f[1])
+  blocks_taken = blocks_taken + tonumber(f[1])
   num_taken = num_taken + 1
 end
 
@@ -127,7 +148,7 @@ local function try_suspect()
     local f = look(id)
     if not f[1] then
       end_queued(id)
-    elseif tonumber(f[1]) <= blocks or (i == 1 and wait_to_fit(id, f)) then
+    elseif has_room(f[9]) and (fits(f) or (i == 1 and wait_to_fit(id, f))) then
       take(id, f)
       redis.call('HSET', pool .. 'trials', engine, id)
       redis.call('PEXPIRE', pool .. 'trials', DAY)
@@ -137,7 +158,7 @@ local function try_suspect()
 end
 
 local flows, class_time = {}, 0
-local window = max_requests + lookahead
+local window = most_slots + lookahead
 
 local function open_flow(class)
   local queue = pool .. 'queue:' .. class
@@ -175,7 +196,7 @@ local function next_flow()
   local best, best_start
   for _, flow in ipairs(flows) do
     local start = math.max(class_time, flow.finish)
-    if not best or start < best_start then best, best_start = flow, start end
+    if has_room(flow.class) and (not best or start < best_start) then best, best_start = flow, start end
   end
   return best, best_start
 end
@@ -224,7 +245,7 @@ local function step()
   if not f[1] then
     end_queued(id)
     redis.call('ZREM', pool .. 'line:' .. flow.class .. '/' .. (tenant and tenant.name or ''), id)
-  elseif tonumber(f[1]) <= blocks then
+  elseif fits(f) then
     take_turn(flow, class_start, id, f, not overdue)
   else
     flow.skipped = flow.skipped + 1
@@ -235,15 +256,14 @@ local function step()
   return true
 end
 
-if max_requests > 0 and blocks > 0 and redis.call('EXISTS', pool .. 'stats') == 1 then -- something waits, or did
+if most_slots > 0 and redis.call('EXISTS', pool .. 'stats') == 1 then -- something waits, or did
   if not trial then try_suspect() end
   class_time = number_in('virtual_time', '*')
-  local opened = {}
   for _, class in ipairs(classes) do
-    open_flow(class)
-    opened[#opened + 1] = flows[#flows]
+    if has_room(class) then open_flow(class) end
   end
-  while num_taken < max_requests and blocks > 0 and not closed and step() do end
+  local opened = {unpack(flows)}
+  while not closed and step() do end
   for _, flow in ipairs(opened) do
     if flow.taken > 0 then
       redis.call('HSET', pool .. 'virtual_time', flow.class, exact(flow.time), '*', exact(class_time),
@@ -261,4 +281,4 @@ if #claimed > 0 then
   if num_queued() > 0 then ring() end -- there is more: another idle engine may take it
 end
 if num_finished > 0 or #expired > 0 or #claimed > 0 then settle_if_idle() end
-return {1, claimed, cancelled, expired}
+return {1, claimed, cancelled, expired, fenced}

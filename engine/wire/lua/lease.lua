@@ -11,6 +11,5 @@ if take then
   redis.call('HSET', pool .. 'lives', engine, ARGV[5])
   redis.call('HSETNX', pool .. 'drain', 'at', 0)
 end
-redis.call('PEXPIRE', pool .. 'lives', DAY)
-redis.call('PEXPIRE', pool .. 'drain', DAY)
+for _, key in ipairs({'engine_stats', 'lives', 'drain'}) do redis.call('PEXPIRE', pool .. key, DAY) end
 return 1

@@ -1,35 +1,34 @@
--- PROGRESS: records one iteration's frames, so that another engine can go on after this one's death.
--- ARGV: engine, msgpack of the requests' ids, msgpack of index of the id, state before, state after, bytes of each row,
--- and the frames' bytes end to end, each behind its length. A state is `epoch seq`, with ` done` after the last frame:
--- what `owned` holds for the request.
--- Returns the ids that are no longer this engine's. A frame already recorded (a repeat after a lost reply) is passed
--- over, and so is one beyond a gap (the store lost its last second): what is recorded is always without a gap, and
--- the next engine computes the rest again.
-local engine = ARGV[1]
-local owned, ids = pool .. 'owned:' .. engine, cmsgpack.unpack(ARGV[2])
-local held = redis.call('HMGET', owned, unpack(ids))
-local trial = redis.call('HGET', pool .. 'trials', engine)
-local fenced, latest, changed = {}, {}, {}
-local at = 0
-local rows = cmsgpack.unpack(ARGV[3]) -- flat: a table for each would cost more than all else here
-for i = 1, #rows, 4 do
-  local index, before, after, size = rows[i], rows[i + 1], rows[i + 2], rows[i + 3]
-  local id, state = ids[index], latest[index] or held[index] or ''
-  if state == before then
-    local progress = pool .. 'progress:' .. id
-    if redis.call('APPEND', progress, string.sub(ARGV[4], at + 1, at + size)) == size then
-      redis.call('PEXPIRE', progress, DAY)
-    end
-    latest[index] = after
-    if id == trial and after ~= before .. ' done' then -- it has survived a token
-      redis.call('HDEL', pool .. 'trials', engine)
-      redis.call('HDEL', pool .. 'request:' .. id, 'suspect')
-    end
-  elseif string.match(state, '^%d+') ~= string.match(before, '^%d+') then
-    fenced[#fenced + 1] = id
-  end
-  at = at + size
+-- PROGRESS: records one iteration's frames, so that another engine can go on after this one's death. They go into the
+-- engine's journal in one piece; request by request they are folded into its own progress later, a few in each
+-- iteration, and all that is left when the engine has gone. So an iteration costs few commands, however many rows it has.
+-- ARGV: engine, the frames, number of entries that the journal keeps; then for each request whose turn it is: id, state
+-- before, state after, all its frames in between. A state is `epoch seq`, with ` done` after the last frame: what
+-- `owned` holds for the request.
+local engine, frames, kept = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local journal, owned = pool .. 'journal:' .. engine, pool .. 'owned:' .. engine
+if not redis.call('ZSCORE', pool .. 'engines', engine) then return 0 end -- fenced: CLAIM says so
+if frames ~= '' then
+  local length = redis.call('RPUSH', journal, frames)
+  if length > 2 * kept then redis.call('LTRIM', journal, -kept, -1) end
+  if length == 1 or length > 2 * kept then redis.call('PEXPIRE', journal, DAY) end
 end
-for index, state in pairs(latest) do changed[#changed + 1], changed[#changed + 2] = ids[index], state end
-if #changed > 0 then redis.call('HSET', owned, unpack(changed)) end
-return fenced
+for i = 4, #ARGV, 4 do
+  local id, before, after, unfolded = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
+  if redis.call('HGET', owned, id) == before then
+    add_progress(id, unfolded)
+    redis.call('HSET', owned, id, after)
+  else -- a repeat after a lost reply, or the store lost its last second
+    fold(engine, {unfolded})
+  end
+end
+local trial = redis.call('HGET', pool .. 'trials', engine)
+if trial then
+  local epoch = string.match(redis.call('HGET', owned, trial) or '', '^%d+')
+  for f in each_frame(frames) do
+    if f[1] == trial and tostring(f[2]) == epoch and #f[4] > 0 then -- it has survived a token
+      redis.call('HDEL', pool .. 'trials', engine)
+      redis.call('HDEL', pool .. 'request:' .. trial, 'suspect')
+    end
+  end
+end
+return 1

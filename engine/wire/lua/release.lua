@@ -51,6 +51,7 @@ end
 local function release(engine)
   local trial = redis.call('HGET', pool .. 'trials', engine)
   local life = redis.call('HGET', pool .. 'lives', engine) or engine
+  pcall(fold, engine, redis.call('LRANGE', pool .. 'journal:' .. engine, 0, -1)) -- what is unreadable is computed again
   local held = redis.call('HGETALL', pool .. 'owned:' .. engine)
   for i = 1, #held, 2 do
     local id, _, seq, done = held[i], string.match(held[i + 1], '^(%d+) (%d+)(.*)$')
@@ -69,7 +70,7 @@ local function release(engine)
       end
     end
   end
-  redis.call('DEL', pool .. 'owned:' .. engine, pool .. 'cancel:' .. engine)
+  redis.call('DEL', pool .. 'owned:' .. engine, pool .. 'journal:' .. engine, pool .. 'cancel:' .. engine)
   redis.call('ZREM', pool .. 'engines', engine)
   for _, hash in ipairs({'engine_stats', 'trials', 'lives'}) do redis.call('HDEL', pool .. hash, engine) end
 end

@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from noria.engine.scheduling.batch import Batch, BatchRow, Progress
 from noria.engine.scheduling.kv_blocks import KVBlocks
 from noria.engine.scheduling.policy import POLICIES
+from noria.engine.scheduling.preemption import MAX_PREEMPTIONS
 from noria.engine.scheduling.request import Request
 from noria.engine.scheduling.scheduler import Scheduler
 
@@ -199,6 +200,7 @@ class SimulatedEngine:
             assert row.start % self.shape.block_size == 0, "only whole blocks are reused"
             assert row.start == 0 or (self.shape.prefix_cache and request.reuse_prefix)
             life.num_preemptions = request.num_preemptions
+            assert request.num_preemptions <= MAX_PREEMPTIONS
         else:
             assert row.start == life.next_start, "a position is skipped or computed twice"
         life.next_start = end
@@ -362,24 +364,33 @@ class Trace(RuleBasedStateMachine):
     def claim(self, candidates: list[Arrival]) -> None:
         """Whatever is claimed within `room` starts in the next plan."""
         scheduler = self.engine.scheduler
-        room = scheduler.room()
-        blocks, claimed = room.blocks, []
+        rooms = scheduler.rooms(4)
+        used, claimed = 0, []
+        assert rooms[3] == scheduler.room()
         for arrival in candidates:
             request = self.new_request(arrival)
             request.tokens = request.tokens[: request.num_prompt]
             output = request.max_tokens if scheduler.policy.reserve_output else min(1, request.max_tokens)
             cost = scheduler.kv.blocks_for(request.num_prompt + output)
-            if len(claimed) < room.requests and cost <= blocks:
-                blocks -= cost
+            room = rooms[3]
+            if len(claimed) < room.requests and cost <= room.blocks - used:
+                used += cost
                 claimed.append(request)
                 self.engine.add(request)
         if len(self.alive()) == len(claimed) and not scheduler.running:
-            assert room.blocks == scheduler.kv.num_blocks, "an idle engine offers its whole pool"
+            assert rooms[3].blocks == scheduler.kv.num_blocks, "an idle engine offers its whole pool"
         if self.engine.select():
             batch = self.engine.in_flight[-1].batch
             full = scheduler.max_running > len(batch.rows) == scheduler.max_batch_size  # the rest: the next plan's
             cut = not scheduler.policy.whole_prompts and batch.num_tokens == scheduler.max_batch_tokens
-            assert full or cut or all(request in scheduler.running for request in claimed)
+            started = [request in scheduler.running or self.shares(request) for request in claimed]
+            assert full or cut or all(started)
+
+    def shares(self, request: Request) -> bool:
+        """Whether it waits for blocks that one before it is computing."""
+        kv = self.engine.scheduler.kv
+        reader = kv.reader_after(request, kv.cached_prefix(request))
+        return reader is not None and reader in self.engine.scheduler.running and reader.order < request.order
 
     @precondition(lambda self: self.alive())
     @rule(data=st.data())

@@ -217,6 +217,12 @@ def row() -> Callable[..., object]:
     return _row
 
 
+@pytest.fixture
+def lapse(server: StoreServer) -> Callable[[EngineBroker], None]:
+    """Let an engine's lease run out on the server's clock."""
+    return lambda engine: server.client.zadd("noria:{demo/model}:engines", {engine.engine_id: 1})
+
+
 class SingleStore:
     """One server, as the model-based test uses it."""
 

@@ -1,27 +1,18 @@
-"""Whatever dies: engines (fencing, resumption, poison, hand-back), lost replies, the store itself."""
+"""Engines die, sleep and go: fencing, resumption, poison, hand-back."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 
-import pytest
-
-from noria.engine.wire import connection
-from noria.engine.wire.broker import BrokerUnavailable, EngineBroker, GatewayBroker
 from noria.engine.wire.messages import FinishReason
 
 MODEL = "demo/model"
 OWNED = "noria:{demo/model}:owned:"
 
 
-async def lapse(server, engine) -> None:
-    """Let the engine's lease run out on the server's clock."""
-    server.client.zadd("noria:{demo/model}:engines", {engine.engine_id: 1})
-
-
 async def test_a_dead_engines_request_resumes_after_what_was_recorded(
-    server, gateway, make_engine, make_request, reader, step, row, card
+    server, gateway, make_engine, make_request, reader, step, row, card, lapse
 ):
     first, second = make_engine(), make_engine()
     step(second)
@@ -33,7 +24,7 @@ async def test_a_dead_engines_request_resumes_after_what_was_recorded(
     await reader.until(lambda frames: len(frames) == 2)
     server.client.xtrim(f"noria:frames:{gateway.boot_id}", maxlen=0)
     assert await gateway.reap(MODEL) == 0  # alive
-    await lapse(server, first)
+    lapse(first)
     assert await gateway.reap(MODEL) == 1
     assert await gateway.reap(MODEL) == 0
     resumed, behind = step(second, max_requests=2).claimed  # at its old place: before what came later
@@ -70,20 +61,22 @@ async def test_a_paused_engine_publishes_nothing_after_its_lease(
 
 
 async def test_an_engine_that_claims_again_is_fenced_from_its_own_past(
-    server, gateway, make_engine, make_request, step, row, card
+    server, gateway, make_engine, make_request, step, row, card, lapse
 ):
     first, second = make_engine(engine_id="same"), make_engine()
     await gateway.enqueue(make_request("r"), card)
     (past,) = step(first, max_requests=1).claimed
-    await lapse(server, first)
+    lapse(first)
     await gateway.reap(MODEL)
-    (present,) = step(make_engine(engine_id="same"), max_requests=1).claimed
+    again = make_engine(engine_id="same")
+    (present,) = step(again, max_requests=1).claimed
     assert (past.epoch, present.epoch) == (1, 2)
     assert step(first, row(past, 0, [99], FinishReason.STOP)).fenced == []  # it ended itself: nothing to drop …
-    assert server.client.hget(OWNED + "same", "r") == b"2 0"  # … and nothing was ended or recorded
-    assert step(first, row(present, 0, [1])).fenced == []
-    assert step(second, row(present, 1, [2])).fenced == []  # never held it, so has nothing to drop
-    assert server.client.hget(OWNED + "same", "r") == b"2 1"
+    assert server.client.hget(OWNED + "same", "r") == b"2 0"  # … and nothing was ended
+    assert step(second, row(present, 0, [98])).fenced == []  # never held it, so has nothing to drop
+    again.close()
+    (next_one,) = step(second, max_requests=1).claimed
+    assert (next_one.epoch, next_one.delivered) == (3, [])  # and nothing was recorded
 
 
 async def test_a_late_renewal_keeps_what_nobody_took(
@@ -100,7 +93,7 @@ async def test_a_late_renewal_keeps_what_nobody_took(
 
 
 async def test_the_heartbeat_keeps_a_slow_engine_and_reports_a_lost_lease(
-    server, gateway, make_engine, make_request, step, row, card
+    server, gateway, make_engine, make_request, step, row, card, lapse
 ):
     engine = make_engine(lease_seconds=0.5)
     await gateway.enqueue(make_request("r"), card)
@@ -118,9 +111,9 @@ async def test_the_heartbeat_keeps_a_slow_engine_and_reports_a_lost_lease(
         await asyncio.sleep(1.0)  # a step of two leases
         assert await gateway.reap(MODEL) == 0
         assert step(engine, row(claimed, 0, [1])).fenced == []
-        await lapse(server, engine)
+        lapse(engine)
         while not await gateway.reap(MODEL):  # the heartbeat may have renewed in between
-            await lapse(server, engine)
+            lapse(engine)
         assert await asyncio.to_thread(lost.wait, 2)
         assert step(engine, row(claimed, 1, [2])).lease_lost
         lost.clear()
@@ -130,7 +123,9 @@ async def test_the_heartbeat_keeps_a_slow_engine_and_reports_a_lost_lease(
         thread.join()
 
 
-async def test_poison_is_buried_after_two_deaths(server, gateway, make_engine, make_request, reader, step, row, card):
+async def test_poison_is_buried_after_two_deaths(
+    server, gateway, make_engine, make_request, reader, step, row, card, lapse
+):
     request = make_request("poison")
     await gateway.enqueue(request, card)
     killed = []
@@ -139,7 +134,7 @@ async def test_poison_is_buried_after_two_deaths(server, gateway, make_engine, m
         (claimed,) = step(engine, max_requests=1).claimed
         assert claimed.epoch == life
         step(engine, row(claimed, life - 1, [life]))
-        await lapse(server, engine)
+        lapse(engine)
         assert await gateway.reap(MODEL) == (1 if life == 1 else 0)
         killed.append(engine.engine_id)
     (last,) = await reader.last_of("poison")
@@ -175,175 +170,8 @@ async def test_an_engine_that_restarts_under_its_own_name_gives_back_first(
     assert (claimed.request.id, claimed.epoch) == ("r", 2)
 
 
-class CutStore:
-    """A connection that breaks after the first `num_sent` commands of the next pipeline; no reply gets through."""
-
-    def __init__(self, engine: EngineBroker, num_sent: int) -> None:
-        self._engine, self._store, self._num_sent = engine, engine._store, num_sent
-        engine._store = self
-
-    def run(self, *commands):
-        self._engine._store = self._store
-        if self._num_sent:
-            self._store.run(*commands[: self._num_sent])
-        raise BrokerUnavailable("cut")
-
-
-async def test_death_between_the_last_frame_and_finish_loses_nothing(
-    server, gateway, make_engine, make_request, reader, step, row, card
-):
-    first, second = make_engine(), make_engine()
-    await gateway.enqueue(make_request("r"), card)
-    (claimed,) = step(first, max_requests=1).claimed
-    CutStore(first, 1)
-    with pytest.raises(BrokerUnavailable):
-        step(first, row(claimed, 0, [1, 2], FinishReason.STOP))
-    await lapse(server, first)
-    await gateway.reap(MODEL)
-    assert step(second, max_requests=1).claimed == []  # nothing is left to compute
-    (last,) = await reader.last_of("r")
-    assert (last.token_ids, last.finish) == ([1, 2], FinishReason.STOP)
-    step(second)
-    assert not [key for key in server.key_names() if "request:" in key or "progress:" in key or "owned:" in key]
-
-
-@pytest.mark.parametrize("num_sent", range(4))
-async def test_a_broken_pipeline_neither_loses_nor_doubles(
-    server, gateway, make_engine, make_request, reader, step, row, card, num_sent
-):
-    engine = make_engine()
-    for request_id in ("a", "b", "c"):
-        await gateway.enqueue(make_request(request_id), card)
-    a, b = step(engine, max_requests=2).claimed
-    step(engine, row(a, 0, [1]), row(b, 0, [1]))
-    CutStore(engine, num_sent)  # progress, publication, claim: how many of them got through
-    with pytest.raises(BrokerUnavailable):
-        step(engine, row(a, 1, [2]), row(b, 1, [2], FinishReason.STOP), max_requests=1)
-    await gateway.cancel(MODEL, "a")
-    outcome = step(engine, row(a, 2, [3]), max_requests=1)
-    assert [c.request.id for c in outcome.claimed] == ["c"]
-    assert (outcome.cancelled, outcome.fenced) == (["a"], [])
-    (c,) = outcome.claimed
-    assert set(server.client.hkeys(OWNED + engine.engine_id)) == {b"a", b"c"}
-    step(engine, row(a, 3, [], FinishReason.CANCELLED), row(c, 0, [], FinishReason.STOP))
-    await reader.last_of("a", "b", "c")
-    tokens = {f.seq: f.token_ids for f in reader.all if f.request_id == "a"}
-    assert tokens == {0: [1], 1: [2], 2: [3], 3: []}
-    assert not [key for key in server.key_names() if "request:" in key or "progress:" in key or "owned:" in key]
-
-
-async def test_progress_stays_without_gap_when_the_store_lost_some(
-    server, gateway, make_engine, make_request, step, row, card
-):
-    first, second = make_engine(), make_engine()
-    await gateway.enqueue(make_request("r"), card)
-    (claimed,) = step(first, max_requests=1).claimed
-    step(first, row(claimed, 0, [1]))
-    before = server.client.dump("noria:{demo/model}:progress:r")
-    step(first, row(claimed, 1, [2]))
-    server.client.restore("noria:{demo/model}:progress:r", 0, before, replace=True)
-    server.client.hset(OWNED + first.engine_id, "r", "1 1")
-    assert step(first, row(claimed, 2, [3])).fenced == []
-    await lapse(server, first)
-    await gateway.reap(MODEL)
-    (resumed,) = step(second, max_requests=1).claimed
-    assert [f.token_ids for f in resumed.delivered] == [[1]]
-
-
-async def test_forgotten_scripts_are_sent_again(server, gateway, make_engine, make_request, reader, step, row, card):
-    engine = make_engine()
-    server.client.script_flush()
-    await gateway.enqueue(make_request("r"), card)
-    (claimed,) = step(engine, max_requests=1).claimed
-    server.client.script_flush()
-    assert step(engine, row(claimed, 0, [1], FinishReason.STOP)).fenced == []
-    await reader.last_of("r")
-    server.client.script_flush()
-    await gateway.cancel(MODEL, "r")
-    assert await gateway.reap(MODEL) == 0
-    assert engine.renew()
-
-
-async def test_a_store_that_restarts_is_picked_up_by_everybody(
-    server, gateway, make_engine, make_request, reader, step, row, card
-):
-    engine = make_engine()
-    for request_id in ("running", "queued"):
-        await gateway.enqueue(make_request(request_id), card)
-    (claimed,) = step(engine, max_requests=1).claimed
-    step(engine, row(claimed, 0, [1]))
-    await reader.until(lambda frames: len(frames) == 1)
-    listening = asyncio.create_task(reader.last_of("running"))
-    server.kill()
-    with pytest.raises(BrokerUnavailable):
-        step(engine, row(claimed, 1, [2]))
-    with pytest.raises(BrokerUnavailable):
-        await gateway.enqueue(make_request("refused"), card)
-    assert not await gateway.ping()
-    await asyncio.sleep(1.1)
-    with pytest.raises(BrokerUnavailable):
-        await gateway.models()
-    server.start()
-    assert await gateway.ping()
-    outcome = step(engine, row(claimed, 2, [3], FinishReason.STOP), max_requests=1)
-    assert (outcome.lease_lost, outcome.fenced) == (False, [])
-    assert [c.request.id for c in outcome.claimed] == ["queued"]
-    await listening
-    assert [f.token_ids for f in reader.all] == [[1], [2], [3]]
-    await asyncio.sleep(0.3)
-    assert [status.card for status in await gateway.models()] == [card]
-
-
-async def test_a_store_that_hangs_is_given_up_in_time_and_found_again(
-    server, gateway, make_engine, make_request, reader, step, row, card, monkeypatch
-):
-    monkeypatch.setattr(connection, "COMMAND_TIMEOUT", 0.3)
-    hasty, engine = GatewayBroker(server.url), make_engine()
-    await gateway.enqueue(make_request("r"), card)
-    (claimed,) = step(engine, max_requests=1).claimed
-    server.pause(True)
-    try:
-        for attempt in (lambda: hasty.models(), lambda: hasty.cancel(MODEL, "r")):
-            with pytest.raises(BrokerUnavailable, match="no answer"):
-                await attempt()
-        with pytest.raises(BrokerUnavailable):
-            step(engine, row(claimed, 0, [1]))
-    finally:
-        server.pause(False)
-    # What was sent before the time ran out is carried out late: the repeat must not double it.
-    outcome = step(engine, row(claimed, 1, [2], FinishReason.STOP))
-    assert (outcome.lease_lost, outcome.fenced) == (False, [])
-    await reader.last_of("r")
-    assert {f.seq: f.token_ids for f in reader.all} == {0: [1], 1: [2]}
-    await asyncio.sleep(0.3)
-    assert [status.card for status in await hasty.models()] == [card]
-    await hasty.close()
-
-
-async def test_a_store_that_lost_everything_is_furnished_again(
-    server, gateway, make_engine, make_request, reader, step, row, card
-):
-    engine = make_engine()
-    request = make_request("r")
-    await gateway.enqueue(request, card)
-    (claimed,) = step(engine, max_requests=1).claimed
-    server.client.flushall()
-    outcome = step(engine, row(claimed, 0, [1]))
-    assert (outcome.lease_lost, outcome.fenced) == (True, ["r"])
-    await gateway.enqueue(request, card)  # the gateway sends its live requests again
-    (claimed,) = step(engine, max_requests=1).claimed
-    async with asyncio.timeout(5):
-        while not server.client.exists(f"noria:frames:{gateway.boot_id}"):
-            await asyncio.sleep(0.02)
-    step(engine, row(claimed, 0, [1], FinishReason.STOP))
-    await reader.last_of("r")
-    fresh = GatewayBroker(server.url)
-    assert [list(status.engines) for status in await fresh.models()] == [[engine.engine_id]]
-    await fresh.close()
-
-
 async def test_who_was_merely_in_a_batch_with_poison_is_not_condemned(
-    server, gateway, make_engine, make_request, reader, step, row, card
+    server, gateway, make_engine, make_request, reader, step, row, card, lapse
 ):
     """The engine dies whenever `poison` is computed: it is found out alone, all others are answered."""
     ids = [f"r{i}" for i in range(5)] + ["poison"] + [f"r{i}" for i in range(5, 9)]
@@ -351,18 +179,18 @@ async def test_who_was_merely_in_a_batch_with_poison_is_not_condemned(
         await gateway.enqueue(make_request(request_id), card)
     lives, engine, running = 1, make_engine(), {}
     for _ in range(60):
-        running |= {c.request.id: c for c in step(engine, max_requests=9 - len(running)).claimed}
+        for claimed in step(engine, max_requests=9 - len(running)).claimed:
+            running[claimed.request.id] = claimed, sum(len(f.token_ids) for f in claimed.delivered)
         if "poison" in running:
-            await lapse(server, engine)
+            lapse(engine)
             await gateway.reap(MODEL)
             lives, engine, running = lives + 1, make_engine(), {}
             continue
         rows, going = [], {}
-        for request_id, claimed in running.items():
-            seq = int(server.client.hget(OWNED + engine.engine_id, request_id).split()[1])
+        for request_id, (claimed, seq) in running.items():
             rows.append(row(claimed, seq, [seq], FinishReason.LENGTH if seq == 3 else None))
             if seq < 3:
-                going[request_id] = claimed
+                going[request_id] = claimed, seq + 1
         step(engine, *rows)
         running = going
     lasts = {f.request_id: f.finish for f in await reader.last_of(*ids)}
@@ -373,30 +201,14 @@ async def test_who_was_merely_in_a_batch_with_poison_is_not_condemned(
     assert not [key for key in server.key_names() if "request:" in key or "trials" in key or "suspects" in key]
 
 
-async def test_one_life_of_an_engine_counts_one_death(server, gateway, make_engine, make_request, step, card):
+async def test_one_life_of_an_engine_counts_one_death(server, gateway, make_engine, make_request, step, card, lapse):
     """An engine that is paused again and again, and comes back each time, has died once at most."""
     await gateway.enqueue(make_request("r"), card)
     engine = make_engine()
     for _ in range(4):
         assert [c.request.id for c in step(engine, max_requests=1).claimed] == ["r"]
-        await lapse(server, engine)
+        lapse(engine)
         assert await gateway.reap(MODEL) == 1
         assert step(engine).lease_lost
     assert server.client.hget("noria:{demo/model}:request:r", "attempts") == b"1"
     assert not server.client.exists("noria:{demo/model}:dead")
-
-
-async def test_an_ending_by_the_store_publishes_what_was_recorded_but_never_published(
-    server, gateway, make_engine, make_request, reader, step, row, card
-):
-    engine = make_engine()
-    await gateway.enqueue(make_request("r"), card)
-    (claimed,) = step(engine, max_requests=1).claimed
-    CutStore(engine, 1)  # progress alone got through
-    with pytest.raises(BrokerUnavailable):
-        step(engine, row(claimed, 0, [7]))
-    await lapse(server, engine)
-    await gateway.reap(MODEL)
-    await gateway.cancel(MODEL, "r")
-    await reader.last_of("r")
-    assert [(f.seq, f.token_ids, f.finish) for f in reader.all] == [(0, [7], None), (1, [], FinishReason.CANCELLED)]

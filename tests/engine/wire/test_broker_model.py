@@ -17,7 +17,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from noria.engine.wire import connection, gateway_broker, keys
+from noria.engine.wire import connection, gateway_broker, keys, recorder
 from noria.engine.wire.broker import BrokerUnavailable, EngineBroker, GatewayBroker
 from noria.engine.wire.engine_broker import MAX_DEATHS
 from noria.engine.wire.messages import (
@@ -535,6 +535,7 @@ class BrokerMachine(RuleBasedStateMachine):
 @pytest.mark.parametrize("model_store", ["redis", "valkey", "cluster"], indirect=True)
 def test_any_interleaving(model_store, card, tokenizer_files, monkeypatch):
     monkeypatch.setattr(gateway_broker, "HOUSEKEEPING_EVERY", 3600.0)
+    monkeypatch.setattr(recorder, "FOLD_EVERY", 3)  # so that all of it happens within a few steps
     share = 8 if isinstance(model_store.client, redis.RedisCluster) else 5  # it takes a round trip for each command
     run_state_machine_as_test(
         lambda: BrokerMachine(model_store, card, tokenizer_files),

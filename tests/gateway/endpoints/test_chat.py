@@ -191,7 +191,9 @@ REFUSED = [
     ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs.chat_template"),
     ({"parallel_tool_calls": False}, "parallel_tool_calls"), ({"guided_json": {}}, "guided_json"),
     ({"metadata": {"a": 1}}, "metadata.a"), ({"seed": 2**63}, "seed"),
-    ({"skip_special_tokens": False}, "skip_special_tokens"),
+    ({"spaces_between_special_tokens": False}, "spaces_between_special_tokens"),
+    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+    ({"truncate_prompt_tokens": 513}, "truncate_prompt_tokens"),
     ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"), ({"model": 5}, "model"),
     ({"messages": []}, "messages"),
     ({"messages": {}}, "messages"), ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
@@ -224,6 +226,17 @@ def test_null_means_absent_at_every_level(client):
     options = {"include_usage": True, "include_obfuscation": None}
     turns = [{"role": "user", "content": "hi", "name": None}]
     assert post(client, stream=True, stream_options=options, messages=turns).status_code == 200
+
+
+def test_a_prompt_is_cut_from_its_start(client, engine):
+    for kept, num_prompt in ((3, 3), (-1, 508)):
+        turns = [{"role": "user", "content": "x" * 2000}]
+        usage = post(client, messages=turns, truncate_prompt_tokens=kept, max_tokens=4).json()["usage"]
+        assert usage["prompt_tokens"] == num_prompt
+        assert (
+            engine.seen[-1].request.prompt
+            == engine.tokenizer.encode_template("x" * 2000 + "<|im_end|>\n<|im_start|>assistant\n")[-num_prompt:]
+        )
 
 
 def test_too_long_names_the_numbers(client, engine):

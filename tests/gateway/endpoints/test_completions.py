@@ -100,6 +100,25 @@ def test_include_stop_string(client, engine):
     assert choice["text"] == "Hello, wörld"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_special_tokens_are_shown_to_who_asks(client, engine, stream):
+    engine.answer_ids = [engine.tokenizer.control_tokens["<|im_start|>"], *engine.tokenizer.encode("hi")]
+
+    def text(**fields):
+        response = post(client, stream=stream, **fields)
+        return joined(events(response), 0)[0] if stream else response.json()["choices"][0]["text"]
+
+    assert text() == text(include_stop_str_in_output=True) == "hi"
+    assert text(skip_special_tokens=False) == "<|im_start|>hi"
+    assert text(skip_special_tokens=False, include_stop_str_in_output=True) == "<|im_start|>hi<|im_end|>"
+
+
+def test_prompts_are_cut_and_blocks_kept_apart(client, engine):
+    post(client, "abcdef", truncate_prompt_tokens=2, max_tokens=1, cache_salt="mine")
+    request = engine.seen[0].request
+    assert (request.prompt, request.cache_salt) == (engine.tokenizer.encode("ef"), "mine")
+
+
 REFUSED = [
     ({"prompt": []}, "prompt"), ({"prompt": [[]]}, "prompt"), ({"prompt": [1, "a"]}, "prompt"),
     ({"prompt": {}}, "prompt"),

@@ -1,0 +1,187 @@
+"""Who waits and who runs, and how requests move between the two: admission, growth, preemption, leaving.
+
+Keeps both lists and the blocks of the running; chooses no rows. Knows no tensors, no transport, no clock.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterator
+from operator import attrgetter
+
+from noria.engine.scheduling.kv_blocks import KVBlocks
+from noria.engine.scheduling.policy import Policy
+from noria.engine.scheduling.preemption import (
+    PreemptionCounts,
+    Room,
+    is_overdue,
+    is_protected,
+    make_way,
+    may_give_way,
+)
+from noria.engine.scheduling.request import Request
+
+WATERMARK = 0.01  # share of the pool that admission leaves free under `paged`, for the running requests to grow into
+
+_order = attrgetter("order")
+
+
+class Admission:
+    """`waiting` and `running` (admitted) requests, each in order of (class, arrival)."""
+
+    def __init__(self, policy: Policy, kv: KVBlocks, max_running: int) -> None:
+        self.waiting: list[Request] = []
+        self.running: list[Request] = []
+        self.preemptions = PreemptionCounts()
+        self._policy = policy
+        self._kv = kv
+        self._max_running = max_running
+        self._num_admitted = 0
+        self._watermark = max(1, int(kv.num_blocks * WATERMARK))
+
+    def wait(self, request: Request) -> None:
+        request.waiting_since = self._num_admitted
+        insort(self.waiting, request, key=_order)
+
+    def leave(self, request: Request) -> None:
+        self._kv.release(request)
+        (self.running if request in self.running else self.waiting).remove(request)
+
+    # --- in ---------------------------------------------------------------------------------------------------------
+
+    def newcomers(self) -> Iterator[Request]:
+        """Admit waiting requests one by one, each when it is asked for. One whose next block another is computing is
+        passed over: it waits and shares that block. The first other one that does not fit holds up all behind it."""
+        if self._policy.closed_batches and self.running:
+            return
+        was_idle = not self.running  # then nobody has to be left room to grow before the next iteration
+        for request in list(self.waiting):
+            if len(self.running) >= self._max_running:
+                return
+            prefix = self._prefix(request)
+            if self._is_read_by_another(request, prefix):
+                continue
+            margin = 0 if was_idle else self._margin(request)
+            if self._need(request, prefix) + margin > self._kv.num_free:
+                return
+            self._enter(request, prefix)
+            yield request
+
+    def admit_urgent(self) -> None:
+        """Admit waiting requests as long as they are more urgent than somebody who runs; those may have to give way."""
+        while self.waiting and self.running and self._policy.preempts:
+            request = self.waiting[0]
+            if request.class_rank >= self.running[-1].class_rank:
+                return
+            prefix = self._prefix(request)
+            slots = len(self.running) + 1 - self._max_running
+            blocks = self._need(request, prefix) + self._margin(request) - self._kv.num_free
+            victims = make_way(self.running, self._kv, request.class_rank, slots=slots, blocks=blocks, keep=prefix)
+            if victims is None or self._is_read_by_another(request, prefix):
+                return
+            for victim in victims:
+                self._preempt(victim)
+            self.preemptions.urgency += len(victims)
+            self._enter(request, prefix)
+
+    def _prefix(self, request: Request) -> list[int]:
+        return [] if self._policy.reserve_output else self._kv.cached_prefix(request)
+
+    def _is_read_by_another(self, request: Request, prefix: list[int]) -> bool:
+        """Whether one before `request` is computing what it would compute next."""
+        if self._policy.reserve_output or not request.reuse_prefix:
+            return False
+        reader = self._kv.reader_after(request, prefix)
+        return reader is not None and reader.order < request.order
+
+    def _reserved(self, request: Request) -> int:
+        """Tokens that `request` gets blocks for when it is admitted."""
+        whole = self._policy.reserve_output or is_protected(request)
+        return request.num_total if whole else request.num_tokens
+
+    def _need(self, request: Request, prefix: list[int]) -> int:
+        """Free blocks that are used up when `request` is admitted on `prefix`."""
+        # Room for one more token than is known: else the first decode might preempt what was just admitted.
+        tokens = max(self._reserved(request), min(request.num_tokens + 1, request.num_total))
+        return self._kv.blocks_for(tokens) - len(prefix) + self._kv.free_among(prefix)
+
+    def _margin(self, request: Request) -> int:
+        """Blocks that stay free for the running requests to grow into. Before one that was preempted comes back there
+        is one for each of them: as many iterations as a block has tokens pass before anybody needs more."""
+        if self._policy.reserve_output:
+            return 0
+        return self._watermark + (len(self.running) if request.num_preemptions else 0)
+
+    def _enter(self, request: Request, prefix: list[int]) -> None:
+        self._kv.take_prefix(request, prefix)
+        self._kv.grow(request, self._reserved(request))
+        if request.num_preemptions:
+            self.preemptions.recomputed += max(0, request.num_lost - request.num_computed)
+        else:
+            request.num_cached = min(request.num_computed, request.num_prompt)
+        if not self._policy.reserve_output:
+            self._kv.announce(request)
+        self.waiting.remove(request)
+        insort(self.running, request, key=_order)
+        self._num_admitted += 1
+
+    # --- growth and preemption --------------------------------------------------------------------------------------
+
+    def grow(self, request: Request) -> bool:
+        """Blocks for the newest token of `request`, taken from those behind it where none are free, the last one first.
+        False when it has to wait: it keeps its blocks until somebody before it needs them."""
+        missing = self._kv.missing(request, request.num_tokens)
+        while missing > self._kv.num_free:
+            victim = next(r for r in reversed(self.running) if r is request or may_give_way(r))
+            if victim is request:
+                return False
+            self._preempt(victim)
+            self.preemptions.memory += 1
+        if missing:
+            self._kv.grow(request, request.num_tokens)
+        return True
+
+    def _preempt(self, request: Request) -> None:
+        """Give up a request's blocks; it is computed again when it comes back (recompute, not swap)."""
+        request.num_lost = request.num_computed
+        request.num_preemptions += 1
+        self._kv.release(request)
+        self.running.remove(request)
+        self.wait(request)
+
+    # --- what may be claimed ----------------------------------------------------------------------------------------
+
+    def room(self) -> Room:
+        """What may be claimed, of any class, so that it starts at the next iteration and nobody gives way for it."""
+        free = self._free()
+        return Room(0, 0) if self.waiting else Room.of(free.requests, free.blocks)
+
+    def rooms(self, num_classes: int) -> list[Room]:
+        """`room` for each class. A higher class finds room with those of lower ones as well, and is held up by nobody
+        of theirs who waits; but one who was passed over too often holds up everybody."""
+        if any(is_overdue(request, self._num_admitted) for request in self.waiting):
+            return [Room(0, 0)] * num_classes
+        free, highest = self._free(), num_classes
+        if self.waiting:
+            highest = self.waiting[0].class_rank if self._policy.preempts else 0
+        return [
+            free.with_way_made(self.running if self._policy.preempts else (), rank) if rank < highest else Room(0, 0)
+            for rank in range(num_classes)
+        ]
+
+    def _free(self) -> Room:
+        if self._policy.closed_batches and self.running:
+            return Room(0, 0)
+        blocks = self._kv.num_free
+        if self.running and not self._policy.reserve_output:
+            # What the running prompts still need is spoken for.
+            blocks -= self._watermark + sum(self._kv.missing(r, r.num_tokens) for r in self.running)
+        return Room(self._max_running - len(self.running), blocks)
+
+    def check(self) -> None:
+        """Recount blocks and lists; raises AssertionError where they disagree."""
+        self._kv.check(self.running + self.waiting)
+        if any(sorted(requests, key=_order) != requests for requests in (self.running, self.waiting)):
+            raise AssertionError("requests are out of order")
+        if any(r.blocks or r.in_flight for r in self.waiting):
+            raise AssertionError("a waiting request holds blocks or is in flight")

@@ -1,0 +1,1 @@
+"""One file per format in which models write calls and thoughts. Knows no tokens, no requests and no network."""
