@@ -24,7 +24,7 @@ from noria.engine.config import DEMO_MODEL
 from noria.replay import Arrival, Result, percentile
 from noria.simulation import Engine
 
-BAR = 2.5  # times the quiet p99, with the engine's own chunk size
+BUDGET = 520  # tokens of an iteration, so that a chunk of 512 fits beside eight streams
 STREAM_PROMPT = 16
 
 
@@ -47,11 +47,11 @@ class Scene:
         return streams + prompts
 
     def settings(self, chunk: int) -> Engine:
-        """Slots and memory for everybody: only time is scarce."""
+        """Slots and memory for everybody: only time is scarce. Without a chunk the budget holds all prompts."""
         tokens = self.prompts * (self.prompt_tokens + 16) + self.streams * (STREAM_PROMPT + self.tokens + 16)
         size = self.streams + self.prompts
-        budget = self.streams + chunk if chunk else self.prompts * self.prompt_tokens + size * STREAM_PROMPT
-        return Engine(size, budget, -(-tokens // 16) + size, 16)
+        budget = BUDGET if chunk else self.prompts * self.prompt_tokens + size * STREAM_PROMPT
+        return Engine(size, budget, chunk, -(-tokens // 16) + size)
 
 
 def figures(result: Result) -> dict[str, float]:

@@ -65,7 +65,7 @@ class Point:
         """KV memory for a full batch of the longest, so that only slots are scarce; where clients ask for more than
         they use, for four of what they ask."""
         blocks = 4 * -(-(32 + 512) // 16) if self.experiment == "ask" else self.max_batch_size * -(-(32 + 64) // 16)
-        return Engine(self.max_batch_size, 512, blocks, 16)
+        return Engine(self.max_batch_size, num_blocks=blocks)
 
 
 POINTS = (

@@ -54,6 +54,7 @@ class RealEngine:
             policy,
             settings.max_batch_size,
             settings.max_batch_tokens,
+            settings.max_chunk_tokens,
             settings.num_blocks,
             settings.block_size,
             time.time(),

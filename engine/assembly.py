@@ -29,6 +29,11 @@ from noria.engine.trace import IterationLog, TraceStart
 from noria.engine.wire.messages import ModelCard, TokenizerFiles
 from noria.kernels import ops
 
+CPU_CHUNK_TOKENS = 32
+"""Of prompts, beside running streams, where the operator does not say. A CPU computes about 25 tokens in the time in
+which it reads the weights once, so this makes an iteration of eight streams about twice as long (docs/performance.md).
+Bandwidth is no reason to read more at once: the weights are read for the streams anyway."""
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -92,6 +97,7 @@ def open_trace(plan: Plan) -> IterationLog | None:
         policy=config.policy,
         max_batch_size=config.max_batch_size,
         max_batch_tokens=config.max_batch_tokens,
+        max_chunk_tokens=config.max_chunk_tokens or CPU_CHUNK_TOKENS,
         num_blocks=plan.num_blocks,
         block_size=config.block_size,
         started=time.time(),
@@ -115,6 +121,7 @@ def assemble(plan: Plan, progress: Callable[[int, int], None] | None = None) -> 
         KVBlocks(plan.num_blocks, config.block_size, config.prefix_cache and not policy.reserve_output),
         max_batch_size=config.max_batch_size,
         max_batch_tokens=config.max_batch_tokens,
+        max_chunk_tokens=config.max_chunk_tokens or CPU_CHUNK_TOKENS,
         max_model_len=plan.max_model_len,
         num_stages=executor.depth,
     )

@@ -37,6 +37,7 @@ class TraceStart(msgspec.Struct, frozen=True, tag="start"):
     policy: str
     max_batch_size: int
     max_batch_tokens: int
+    max_chunk_tokens: int
     num_blocks: int
     block_size: int
     started: float  # Unix seconds

@@ -40,6 +40,9 @@ def simulate_command(
     ] = 512,
     max_batch_size: Annotated[int, typer.Option(min=1, help="Requests in one iteration at most.")] = 16,
     max_batch_tokens: Annotated[int, typer.Option(min=1, help="Token budget of one iteration.")] = 512,
+    max_chunk_tokens: Annotated[
+        int, typer.Option(min=0, help="Prompt tokens beside running streams in one iteration; 0: the whole budget.")
+    ] = 32,
     kv_blocks: Annotated[int, typer.Option(min=1, help="Blocks of the KV memory.")] = 384,
     block_size: Annotated[int, typer.Option(min=1, help="Tokens in one block.")] = 16,
     costs: Annotated[
@@ -65,7 +68,7 @@ def simulate_command(
         kv_token=(kv_token_us, 1e-6),
     )
     workload = Workload(requests, prompt, output, ask_max_tokens, seed)
-    engine = Engine(max_batch_size, max_batch_tokens, kv_blocks, block_size)
+    engine = Engine(max_batch_size, max_batch_tokens, max_chunk_tokens, kv_blocks, block_size)
     _check(engine, workload, cost, rate)
     if plot is not None and find_spec("matplotlib") is None:
         raise BadSetting("--plot needs matplotlib: pip install matplotlib")

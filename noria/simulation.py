@@ -21,6 +21,7 @@ class Engine:
 
     max_batch_size: int = 16
     max_batch_tokens: int = 512
+    max_chunk_tokens: int = 32
     num_blocks: int = 1024
     block_size: int = 16
 
@@ -32,6 +33,7 @@ class Engine:
             kv,
             max_batch_size=self.max_batch_size,
             max_batch_tokens=self.max_batch_tokens,
+            max_chunk_tokens=self.max_chunk_tokens,
             max_model_len=self.num_blocks * self.block_size,
         )
 

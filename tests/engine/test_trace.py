@@ -22,15 +22,15 @@ TIMES = Times(select=50e-6, forward=0.04, exchange=0.001)
 
 
 def start(policy: str = "paged", max_batch_size: int = 4, num_blocks: int = 12) -> TraceStart:
-    return TraceStart("tiny", policy, max_batch_size, 32, num_blocks, 4, time.time())
+    return TraceStart("tiny", policy, max_batch_size, 32, 0, num_blocks, 4, time.time())
 
 
-def new_scheduler(policy: str, max_batch_size: int = 4, num_blocks: int = 12) -> Scheduler:
+def new_scheduler(policy: str, max_batch_size: int = 4, num_blocks: int = 12, tokens: int = 32) -> Scheduler:
     return Scheduler(
         POLICIES[policy],
         KVBlocks(num_blocks, 4, prefix_cache=False),
         max_batch_size=max_batch_size,
-        max_batch_tokens=32,
+        max_batch_tokens=tokens,
         max_model_len=num_blocks * 4,
     )
 
@@ -139,9 +139,8 @@ def test_a_file_that_cannot_be_written_is_told_by_its_option(tmp_path: Path) -> 
 
 def test_an_iteration_of_64_rows_pays_little(tmp_path: Path) -> None:
     """The loop's part is a hundredth of a 5 ms iteration, and far less of one on a CPU."""
-    scheduler = new_scheduler("paged", 64, 64 * 16)
+    scheduler = new_scheduler("paged", 64, 64 * 16, tokens=64)
     log = IterationLog(tmp_path / "log", start(max_batch_size=64, num_blocks=64 * 16))
-    scheduler.max_batch_size = scheduler.max_running = scheduler.max_batch_tokens = 64
     for index in range(64):
         scheduler.add(Request(f"r{index}", [1], 1, 60))
     costs = []

@@ -23,7 +23,7 @@ TRUE = CostModel(iteration=0.05, decode_row=0.004, prompt_token=0.002, kv_token=
 def log(count: int, noise: float = 0.0, held_up: float = 0.0, cost: CostModel = TRUE) -> Trace:
     """Iterations of mixed rows; a share of them takes three times as long as it should."""
     chance = Random(1)
-    trace = Trace(TraceStart("tiny", "paged", 16, 512, 1000, 16, 0.0))
+    trace = Trace(TraceStart("tiny", "paged", 16, 512, 0, 1000, 16, 0.0))
     clock = 0.0
     for _ in range(count):
         rows = [(True, 1, chance.randint(1, 2000)) for _ in range(chance.randint(0, 15))]

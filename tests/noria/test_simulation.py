@@ -60,10 +60,16 @@ def test_paged_runs_more_at_once_where_clients_ask_for_more_than_they_get() -> N
 
 def test_preemption_does_not_eat_what_it_gains() -> None:
     """A pool that is short all the time: the work done twice stays a small part."""
-    engine = replace(ENGINE, num_blocks=128)
+    engine = replace(ENGINE, num_blocks=128, max_chunk_tokens=0)
     paged, orca = run("paged", engine=engine).summary(), run("orca", engine=engine).summary()
     assert paged["num_preemptions"] > 0
     assert paged["tokens_per_second"] > 0.95 * orca["tokens_per_second"]
+
+
+def test_short_chunks_keep_running_streams_going() -> None:
+    whole, short = (run("paged", engine=replace(ENGINE, max_chunk_tokens=chunk)).summary() for chunk in (0, 32))
+    assert short["inter_token_p99"] < 0.3 * whole["inter_token_p99"]
+    assert short["tokens_per_second"] > 0.75 * whole["tokens_per_second"], "what it costs under overload"
 
 
 def test_an_iteration_costs_the_sum_of_its_parts() -> None:

@@ -53,6 +53,7 @@ class Shape:
     block_size: int
     max_batch_size: int
     max_batch_tokens: int
+    max_chunk_tokens: int
 
     def build(self) -> Scheduler:
         return Scheduler(
@@ -60,6 +61,7 @@ class Shape:
             KVBlocks(self.num_blocks, self.block_size, self.prefix_cache),
             max_batch_size=self.max_batch_size,
             max_batch_tokens=self.max_batch_tokens,
+            max_chunk_tokens=self.max_chunk_tokens,
             max_model_len=1000,
             num_stages=self.num_stages,
         )
@@ -75,6 +77,7 @@ def shapes(policy: str) -> st.SearchStrategy[Shape]:
         block_size=st.sampled_from([2, 3, 4, 1]),
         max_batch_size=st.sampled_from([2, 1, 3, 5]),
         max_batch_tokens=st.sampled_from([6, 1, 3, 12]),
+        max_chunk_tokens=st.sampled_from([0, 2, 4]),
     )
 
 
@@ -160,6 +163,9 @@ class SimulatedEngine:
         assert len({id(r) for r in flying + requests}) == len(flying) + len(requests), "a request is twice in flight"
         assert 0 < len(batch.rows) <= shape.max_batch_size
         assert policy.whole_prompts or batch.num_tokens <= shape.max_batch_tokens
+        read = sum(row.num_tokens for row in batch.rows if not row.is_decode)
+        beside = shape.max_chunk_tokens if batch.num_decode_rows else 0
+        assert policy.whole_prompts or not beside or read <= beside
         assert len(self.scheduler.running) <= shape.max_batch_size * shape.num_stages
         decodes = [row.is_decode for row in batch.rows]
         assert decodes == sorted(decodes, reverse=True)
@@ -382,7 +388,9 @@ class Trace(RuleBasedStateMachine):
         if self.engine.select():
             batch = self.engine.in_flight[-1].batch
             full = scheduler.max_running > len(batch.rows) == scheduler.max_batch_size  # the rest: the next plan's
-            cut = not scheduler.policy.whole_prompts and batch.num_tokens == scheduler.max_batch_tokens
+            read = batch.num_tokens - batch.num_decode_rows
+            spent = batch.num_tokens == scheduler.max_batch_tokens or read == scheduler.max_chunk_tokens
+            cut = not scheduler.policy.whole_prompts and spent
             started = [request in scheduler.running or self.shares(request) for request in claimed]
             assert full or cut or all(started)
 
@@ -481,7 +489,7 @@ def test_policies_and_pools_agree_on_every_output(data: st.DataObject) -> None:
     coming = data.draw(st.lists(arrivals, min_size=1, max_size=6))
     capacity = 44
     for policy, num_blocks in (("static", 40), ("orca", 40), ("paged", 40), ("paged", 16), ("paged", 11)):
-        engine = SimulatedEngine(Shape(policy, True, 1, num_blocks, 4, 4, 8))
+        engine = SimulatedEngine(Shape(policy, True, 1, num_blocks, 4, 4, 8, 3))
         for index, arrival in enumerate(coming):
             engine.add(arrival.request(f"r{index}", capacity))
         engine.drain()
