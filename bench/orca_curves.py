@@ -71,12 +71,12 @@ class Point:
 POINTS = (
     Point("trace", 16, 0, 64),
     *(Point("trace", 16, share, count) for share, count in
-      ((0.04, 16), (0.1, 24), (0.2, 32), (0.35, 48), (0.5, 48), (0.65, 48), (0.8, 64), (1.0, 64))),
-    Point("ask", 16, 0, 48),
+      ((0.04, 16), (0.1, 24), (0.2, 32), (0.35, 36), (0.5, 40), (0.65, 48), (0.8, 56), (1.0, 64))),
+    Point("ask", 16, 0, 40),
     Point("alike", 16, 0, 48),
-    *(Point("alike", 16, share, count) for share, count in ((0.1, 16), (0.35, 32), (0.65, 48), (0.9, 48))),
+    *(Point("alike", 16, share, count) for share, count in ((0.1, 12), (0.35, 24), (0.65, 36))),
     *(Point("trace", size, share, count, ("static", "orca")) for size in (4, 32) for share, count in
-      ((0, 3 * size + 12), (0.1, 16), (0.4, 32), (0.75, 48))),
+      ((0, 2 * size + 16), (0.25, 20), (0.7, 32))),
 )  # fmt: skip
 QUICK = (Point("trace", 4, 0, 8), Point("trace", 4, 0.5, 8), Point("ask", 8, 0, 8))
 

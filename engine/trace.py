@@ -92,6 +92,9 @@ class Times:
     forward: float
     exchange: float = 0.0
 
+    def __add__(self, other: Times) -> Times:
+        return Times(self.select + other.select, self.forward + other.forward, self.exchange + other.exchange)
+
 
 @dataclass(frozen=True, slots=True)
 class _Record:
