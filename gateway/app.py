@@ -14,11 +14,21 @@ from fastapi.middleware.cors import CORSMiddleware
 from noria.engine.wire.backpressure import QueueLimits
 from noria.engine.wire.broker import GatewayBroker
 from noria.engine.wire.record_store import RecordStore
+from noria.engine.wire.watches import Watches
 from noria.gateway import errors
 from noria.gateway.config import GatewaySettings
 from noria.gateway.dependencies import KeyRing
 from noria.gateway.drain import Drain
-from noria.gateway.endpoints import chat, completions, embeddings, health, metrics, models
+from noria.gateway.endpoints import (
+    chat,
+    completions,
+    conversations,
+    embeddings,
+    health,
+    metrics,
+    models,
+    responses,
+)
 from noria.gateway.http.methods import Methods
 from noria.gateway.http.request_context import RequestContext
 from noria.gateway.linger import Lingering
@@ -26,6 +36,10 @@ from noria.gateway.metrics import GatewayMetrics
 from noria.gateway.model_directory import ModelDirectory
 from noria.gateway.pump import FramePump
 from noria.gateway.records import record_limits
+from noria.gateway.responses.background import HOLD, Background
+from noria.gateway.responses.context import Shelves
+from noria.gateway.responses.conversations import ConversationShelf
+from noria.gateway.responses.stored import ResponseShelf
 from noria.gateway.services import Services
 from noria.gateway.tickets import TicketOffice
 from noria.gateway.upkeep import Upkeep
@@ -49,7 +63,12 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         Lingering(pump, settings.resume_window),
         Drain(),
     )
-    upkeep = Upkeep(services)
+    shelves = Shelves(
+        ResponseShelf(services.records, settings.response_ttl),
+        ConversationShelf(services.records, settings.conversation_ttl),
+    )
+    background = Background(services, shelves, Watches(settings.redis_url, "responses", hold=HOLD))
+    upkeep = Upkeep(services, background)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -60,12 +79,14 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     app = FastAPI(title="Noria", lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None)
     app.router.redirect_slashes = False
     app.state.services = services
+    app.state.shelves = shelves
+    app.state.background = background
     app.state.keys = KeyRing(settings.key_entries)
     errors.install(app)
     app.include_router(health.router)
     app.include_router(metrics.router)
     for prefix in ("/v1", ""):
-        for noun in (chat, completions, embeddings, models):
+        for noun in (chat, completions, responses, conversations, embeddings, models):
             app.include_router(noun.router, prefix=prefix)
     app.add_middleware(Methods, routes=app.routes)
     if settings.allowed_origins:

@@ -32,7 +32,8 @@ class ScoredToken:
 class Delta:
     """What is new in one choice. `finish` is set exactly once, on its last delta; `consumed` are the output tokens
     read so far, those whose text is held back included. `pieces` are there for a choice with a parser: what its text
-    is made of (a parser may hold back other parts of it than a stop string does)."""
+    is made of (a parser may hold back other parts of it than a stop string does). `token_ids` are there where they
+    were asked for; `total_logprob` is of all tokens read so far, the end token included, where they are scored."""
 
     index: int
     consumed: int = 0
@@ -41,18 +42,23 @@ class Delta:
     finish: Ended | None = None
     prompt_logprobs: list[TokenLogprob | None] | None = None
     pieces: list[Piece] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    total_logprob: float = 0.0
 
     def extend(self, later: Delta) -> None:
         """Take in the delta that follows this one, so that a slow reader gets few and large chunks."""
         self.text += later.text
         self.tokens += later.tokens
         self.pieces += later.pieces
+        self.token_ids += later.token_ids
+        self.total_logprob = later.total_logprob
         self.finish = later.finish
         self.consumed = later.consumed
         self.prompt_logprobs = self.prompt_logprobs or later.prompt_logprobs
 
     def __bool__(self) -> bool:
-        return bool(self.text or self.tokens or self.pieces or self.finish or self.prompt_logprobs is not None)
+        said = self.text or self.tokens or self.pieces or self.token_ids
+        return bool(said or self.finish or self.prompt_logprobs is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +72,7 @@ class TextOptions:
     min_tokens: int = 0
     end_ids: frozenset[int] = frozenset()
     logprobs: bool = False
+    token_ids: bool = False
     spelled: frozenset[int] = frozenset()
     parser: Callable[[str], OutputParser] | None = None
 
@@ -94,6 +101,7 @@ class ChoiceReader:
         self._text_chars = 0  # produced by the detokenizer
         self._sent_chars = 0
         self._held: deque[ScoredToken] = deque()
+        self._total_logprob = 0.0
         self._parser = None if options.parser is None else options.parser(request_id)
 
     def restart_epoch(self) -> None:
@@ -111,12 +119,18 @@ class ChoiceReader:
             raise EngineFault("Part of the answer was lost on its way.", code="stream_gap")
         if frame.prompt_logprobs is not None and self.num_tokens == 0:
             delta.prompt_logprobs = frame.prompt_logprobs
+        before = self.num_tokens - frame.seq
         self._read_tokens(frame, delta)
+        read = slice(before, self.num_tokens - frame.seq)
+        if self._options.token_ids:
+            delta.token_ids = frame.token_ids[read]
+        if self._options.logprobs and frame.logprobs is not None:
+            self._total_logprob += sum(score.logprob for score in frame.logprobs[read])
         if frame.finish is not None and not self.ended:
             self._finish(frame, delta)
         if delta.finish is not None and self._parser is not None:
             delta.pieces += self._parser.finish()
-        delta.consumed = self.num_tokens
+        delta.consumed, delta.total_logprob = self.num_tokens, self._total_logprob
         return delta
 
     def _read_tokens(self, frame: TokenFrame, delta: Delta) -> None:

@@ -7,6 +7,7 @@
     │   └── StorageFull               the tenant keeps as much as it may
     ├── InvalidKey 401
     ├── ModelNotFound 404
+    ├── NotFound 404                  nothing of the tenant's has this id
     ├── StreamNotFound 404            nothing is kept of the stream that a client wants to go on with
     ├── BodyTimeout 408
     ├── DeadlineExpired 408           accepted, but not done within the request's life
@@ -85,6 +86,11 @@ class ModelNotFound(GatewayError):
     status = 404
     type = "invalid_request_error"
     code = "model_not_found"
+
+
+class NotFound(GatewayError):
+    status = 404
+    type = "invalid_request_error"
 
 
 class StreamNotFound(GatewayError):

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from noria.engine.wire.messages import ModelCard
+from noria.engine.wire.tokenizer import Tokenizer
 from noria.gateway.errors import ContextLengthExceeded, InvalidRequest
 from noria.gateway.model_directory import ServedModel
 from noria.gateway.sampling import check_ids
@@ -50,31 +51,40 @@ async def chat_prompt(model: ServedModel, request: ChatRequest) -> list[int]:
 
 
 async def plain_prompt(
-    model: ServedModel, prompt: Prompt, *, param: str, add_special_tokens: bool = True, kept: int | None = None
+    model: ServedModel,
+    prompt: Prompt,
+    *,
+    param: str,
+    add_special_tokens: bool = True,
+    kept: int | None = None,
+    may_be_empty: bool = False,
 ) -> list[int]:
-    """Token ids of a text, or the given ones where each is inside the vocabulary; of these the last `kept`."""
+    """Token ids of a text, or the given ones where each is inside the vocabulary; of these the last `kept`. The empty
+    text is the start of a document, where the model has a token for that, unless nothing `may_be_empty`."""
     if isinstance(prompt, str):
         if kept is None:
             _refuse_hopeless(model, -(-len(prompt.encode()) // model.longest_token), param)
-        ids = await _text_ids(model, prompt, param, add_special_tokens)
+        ids = await _text_ids(model.tokenizer, prompt, add_special_tokens)
+        if not ids and not may_be_empty:
+            ids = [_document_start(model.tokenizer, param)]
     else:
         check_ids(model.card, prompt, param)
         ids = prompt
     return ids if kept is None else ids[-kept:]
 
 
-async def _text_ids(model: ServedModel, text: str, param: str, add_special_tokens: bool) -> list[int]:
-    """The empty text is the start of a document, where the model has a token for that."""
-    tokenizer = model.tokenizer
+async def _text_ids(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
     ids = await _encode(lambda: tokenizer.encode(text), in_thread=len(text.encode()) > INLINE_BYTES)
     if add_special_tokens and tokenizer.add_bos and tokenizer.bos_id is not None:
         return [tokenizer.bos_id, *ids]
-    if ids:
-        return ids
+    return ids
+
+
+def _document_start(tokenizer: Tokenizer, param: str) -> int:
     start = tokenizer.bos_id if tokenizer.bos_id is not None else tokenizer.eos_id
     if start is None:
         raise InvalidRequest("The prompt is empty, and this model has no token for an empty document.", param=param)
-    return [start]
+    return start
 
 
 async def vector_prompts(

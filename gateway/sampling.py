@@ -59,6 +59,7 @@ def text_options(model: ServedModel, request: SamplingFields, *, logprobs: bool)
         min_tokens=request.min_tokens,
         end_ids=frozenset(ends),
         logprobs=logprobs,
+        token_ids=request.return_token_ids,
         spelled=frozenset() if request.skip_special_tokens else frozenset(model.tokenizer.control_tokens.values()),
     )
 

@@ -142,11 +142,11 @@ class Services:
             for place, seed in enumerate(drawn)
         ]
 
-    def check_choices(self, num_prompts: int, n: int) -> None:
-        """Refuse a request for more choices than one client may occupy at once."""
+    def check_choices(self, num_prompts: int, n: int, param: str = "n") -> None:
+        """Refuse a request for more choices than one client may occupy at once; `param` is what `n` is called."""
         limit = self.settings.max_choices
         if num_prompts * n > limit:
-            param = "n" if n > 1 else "prompt"
+            param = param if n > 1 else "prompt"
             message = f"Invalid '{param}': {num_prompts * n} choices are more than the {limit} allowed in one request."
             raise InvalidRequest(message, param=param, code="integer_above_max_value")
 

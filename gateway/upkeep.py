@@ -13,6 +13,7 @@ import structlog
 
 from noria.engine.wire.broker import BrokerUnavailable, QueueFull
 from noria.gateway.dependencies import cancel_and_wait
+from noria.gateway.responses.background import Background
 from noria.gateway.services import Services
 
 log = structlog.get_logger(__name__)
@@ -24,8 +25,9 @@ _PERIOD = 1.0
 class Upkeep:
     """Runs between `start` and `stop`."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, background: Background) -> None:
         self._services = services
+        self._background = background
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -34,6 +36,7 @@ class Upkeep:
     async def stop(self) -> None:
         for sink in list(self._services.pump.sinks()):
             sink.cut_off()
+        await self._background.stop()
         await self._services.lingering.stop()
         await self._services.pump.drain(timeout=2.0)
         await cancel_and_wait(*self._tasks)
@@ -43,6 +46,7 @@ class Upkeep:
     async def _run(self) -> None:
         await self._connect()
         self._tasks.append(asyncio.create_task(_for_ever("frame pump", self._services.pump.run), name="frame pump"))
+        self._tasks.append(asyncio.create_task(_for_ever("background", self._background.run), name="background"))
         await _for_ever("upkeep", self._tend)
 
     async def _connect(self) -> None:

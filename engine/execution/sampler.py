@@ -52,12 +52,12 @@ def logprobs(logits: Tensor) -> Tensor:
 
 
 def token_logprob(row: Tensor, token: int, alternatives: int) -> TokenLogprob:
-    """The entry of `token` in a row of log-probabilities [V], with its best alternatives."""
+    """The entry of `token` in a row of log-probabilities [V], with its rank and its best alternatives."""
     top: list[tuple[int, float]] = []
     if alternatives:
         values, ids = torch.topk(row, min(alternatives, row.shape[0]))
         top = list(zip(ids.tolist(), values.tolist(), strict=True))
-    return TokenLogprob(token, float(row[token]), top)
+    return TokenLogprob(token, float(row[token]), top, rank=1 + int((row > row[token]).sum()))
 
 
 def _adjust(logits: Tensor, row: Sampling) -> None:

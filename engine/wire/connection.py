@@ -86,13 +86,14 @@ SNAPSHOT = _load("prelude", "snapshot")
 POSITION = _load("prelude", "position")
 REGISTER = _load("pools")
 LOG = _load("log")
+WATCH = _load("watch")
 RECORD_PUT = _load("records_prelude", "record_put")
 RECORD_DROP = _load("records_prelude", "record_drop")
 RECORD_TOUCH = _load("records_prelude", "record_touch")
 RECORD_CHUNK = _load("records_prelude", "record_chunk")
 RECORD_PAGE = _load("records_prelude", "record_page")
 _RECORDS = (RECORD_PUT, RECORD_DROP, RECORD_TOUCH, RECORD_CHUNK, RECORD_PAGE)
-SCRIPTS = (ENQUEUE, CLAIM, PROGRESS, CANCEL, RELEASE, LEASE, SNAPSHOT, POSITION, REGISTER, LOG, *_RECORDS)
+SCRIPTS = (ENQUEUE, CLAIM, PROGRESS, CANCEL, RELEASE, LEASE, SNAPSHOT, POSITION, REGISTER, LOG, WATCH, *_RECORDS)
 _TEXT_BY_SHA = {s.sha: s.text for s in SCRIPTS}
 
 

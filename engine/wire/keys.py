@@ -73,6 +73,11 @@ def record(tenant: str, name: str) -> str:
     return f"noria:{{{quote(tenant, safe='/:@+=,~. ')}}}:record:{name}"
 
 
+def watches(purpose: str) -> str:
+    """ZSET: what some gateway must see to its end, and until when it holds it."""
+    return f"noria:watches:{purpose}"
+
+
 def records(tenant: str, kind: str) -> str:
     """Prefix of the keys under which all records of one kind lie, in the tenant's slot."""
     return f"noria:{{{quote(tenant, safe='/:@+=,~. ')}}}:records:{kind}:"

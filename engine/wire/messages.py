@@ -93,11 +93,13 @@ class GenerationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
-    """Log-probability of a token under the model's own distribution, with the best alternatives, best first."""
+    """Log-probability of a token under the model's own distribution, with the best alternatives, best first. `rank` is
+    the token's place among all, 1 for the best; 0: not counted."""
 
     token_id: int
     logprob: float
     top: list[tuple[int, float]]
+    rank: int = 0
 
 
 class Usage(msgspec.Struct, frozen=True, array_like=True):

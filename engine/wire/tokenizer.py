@@ -30,6 +30,7 @@ class Tokenizer:
     vocab_size: int  # highest id + 1
     control: ControlTokens
     control_tokens: dict[str, int]  # spelling -> id
+    added_tokens: dict[str, int]  # spelling -> id: the control tokens, and others that stand beside the vocabulary
     bos_id: int | None
     eos_id: int | None
     add_bos: bool
@@ -57,6 +58,7 @@ class Tokenizer:
         self._inner = inner
         self.control = ControlTokens(added)
         self.control_tokens = self.control.ids
+        self.added_tokens = {str(token["content"]): int(token["id"]) for token in added}
         self._spelling_by_id = {token_id: spelling for spelling, token_id in self.control.ids.items()}
         vocabulary = {token_id: token for token, token_id in library.get_vocab(with_added_tokens=True).items()}
         self._bytes = bytes_by_id(spec, vocabulary)
@@ -80,12 +82,13 @@ class Tokenizer:
             for before in ("", " ")
         )
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of plain text: spellings of control tokens inside stay text; no BOS is added.
+    def encode(self, text: str, *, first: bool = True) -> list[int]:
+        """Ids of plain text: spellings of control tokens inside stay text; no BOS is added. `first` is False for a
+        text that goes on another: some vocabularies put a space before the first word.
 
         Lone surrogates, which no UTF-8 can carry, become U+FFFD.
         """
-        return self._encode_text(text, first=True)
+        return self._encode_text(text, first=first)
 
     def encode_template(self, text: str, guard: str | None = None) -> list[int]:
         """Ids of a rendered template: control tokens where they are spelled without a guard inside, text elsewhere.

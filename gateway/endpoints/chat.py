@@ -53,7 +53,9 @@ class _Answer(Answer):
             system_fingerprint=identity.fingerprint,
             service_tier=request.service_class,
         )
-        self._chunks = Chunks(self._head, include_usage=request.include_usage, cursor=identity.cursor)
+        self._chunks = Chunks(
+            self._head, include_usage=request.include_usage, cursor=identity.cursor, obfuscate=request.obfuscates
+        )
 
     async def whole(self, generation: Generation) -> dict[str, Any]:
         choices, usage = await collect(generation), generation.usage()

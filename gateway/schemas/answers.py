@@ -5,6 +5,7 @@ Knows tokens only through a tokenizer that spells them; knows nothing of where t
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ import orjson
 from noria.engine.wire.messages import TokenLogprob, Usage
 from noria.engine.wire.tokenizer import Tokenizer
 from noria.gateway.choice import Delta, ScoredToken
-from noria.gateway.cursor import BEGUN, END, TEXT, Cursor
+from noria.gateway.cursor import BEGUN, END, TEXT, Cursor, Mark
 
 _LEAST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON cannot spell."""
@@ -42,23 +43,30 @@ class Head:
         }
 
 
+_OBFUSCATION_BLOCK = 64
+"""Bytes. A token's text is rarely longer, so that most events of a stream have one of two lengths."""
+
 PromptToken = tuple[int, TokenLogprob | None, int]
 """Id, score (None for a prompt's first token) and offset of an echoed token."""
 
 
 class Chunks:
     """Renders server-sent events of one stream. With `include_usage` every chunk but the last says `usage: null`.
-    With a cursor every event has an id, and those that the client has seen are left out."""
+    With a cursor every event has an id, and those that the client has seen are left out. With `obfuscate` the length
+    of an event tells little of its text."""
 
-    def __init__(self, head: Head, *, include_usage: bool, cursor: Cursor | None = None) -> None:
+    def __init__(
+        self, head: Head, *, include_usage: bool, cursor: Cursor | None = None, obfuscate: bool = False
+    ) -> None:
         self._cursor = cursor
+        self._obfuscate = obfuscate
         self._start = b"data: " + orjson.dumps(head.fields())[:-1] + b',"choices":['
         self._end = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
 
     def role(self, index: int) -> bytes:
         delta = b'"delta":{"role":"assistant","content":"","refusal":null}'
         event = b'%s{"index":%d,%s,"logprobs":null,"finish_reason":null}%s' % (self._start, index, delta, self._end)
-        return event if self._cursor is None else self._cursor.tag(event, index, BEGUN)
+        return self._finished(event, index, BEGUN)
 
     def chat(self, delta: Delta, logprobs: bytes) -> bytes:
         """The chunks of one delta: its text if it has any, and the end in a chunk of its own."""
@@ -71,8 +79,7 @@ class Chunks:
                 logprobs,
                 self._end,
             )
-            if self._cursor is not None:
-                event = self._cursor.tag(event, delta.index, (delta.consumed, TEXT if delta.finish else 0))
+            event = self._finished(event, delta.index, (delta.consumed, TEXT if delta.finish else 0))
         if delta.finish:
             end = b'%s{"index":%d,"delta":{},"logprobs":null,"finish_reason":"%s"}%s' % (
                 self._start,
@@ -80,28 +87,38 @@ class Chunks:
                 delta.finish.encode(),
                 self._end,
             )
-            if self._cursor is not None:
-                end = self._cursor.tag(end, delta.index, (delta.consumed, END))
+            end = self._finished(end, delta.index, (delta.consumed, END))
         return event + end
 
-    def text(self, delta: Delta, logprobs: bytes) -> bytes:
-        """One chunk of a plain completion."""
+    def text(self, delta: Delta, logprobs: bytes, extras: bytes = b"") -> bytes:
+        """One chunk of a plain completion. `extras` are further fields of its choice, each with a comma before it."""
         finish = b'"%s"' % delta.finish.encode() if delta.finish else b"null"
-        event = b'%s{"index":%d,"text":%s,"logprobs":%s,"finish_reason":%s}%s' % (
+        event = b'%s{"index":%d,"text":%s,"logprobs":%s,"finish_reason":%s%s}%s' % (
             self._start,
             delta.index,
             orjson.dumps(delta.text),
             logprobs,
             finish,
+            extras,
             self._end,
         )
-        if self._cursor is None:
-            return event
-        return self._cursor.tag(event, delta.index, (delta.consumed, END if delta.finish else 0))
+        return self._finished(event, delta.index, (delta.consumed, END if delta.finish else 0))
 
     def usage(self, usage: Usage) -> bytes:
         event = self._start + b'],"usage":' + orjson.dumps(usage_fields(usage)) + b"}\n\n"
         return event if self._cursor is None else self._cursor.tag_usage(event)
+
+    def _finished(self, event: bytes, index: int, mark: Mark) -> bytes:
+        if self._obfuscate:
+            event = _padded(event)
+        return event if self._cursor is None else self._cursor.tag(event, index, mark)
+
+
+def _padded(event: bytes) -> bytes:
+    """The event with a field of random characters that rounds its length up to whole blocks."""
+    start, end = event.removesuffix(b"}\n\n") + b',"obfuscation":"', b'"}\n\n'
+    room = -(len(start) + len(end)) % _OBFUSCATION_BLOCK
+    return start + secrets.token_urlsafe(room)[:room].encode() + end
 
 
 def usage_fields(usage: Usage) -> dict[str, Any]:
@@ -143,6 +160,22 @@ def completion_logprobs(
         "token_logprobs": [None if score is None else _finite(score.logprob) for _, score, _ in scored],
         "top_logprobs": [None if score is None else _alternatives(tokenizer, score, num_top) for _, score, _ in scored],
         "text_offset": [offset for _, _, offset in scored],
+    }
+
+
+def prompt_scores(
+    tokenizer: Tokenizer, scores: Sequence[TokenLogprob | None], num_top: int
+) -> list[dict[str, dict[str, Any]] | None]:
+    """vLLM's shape of `prompt_logprobs`: per prompt token its own entry and those of its best alternatives, by id."""
+    return [None if score is None else _by_id(tokenizer, score, num_top) for score in scores]
+
+
+def _by_id(tokenizer: Tokenizer, score: TokenLogprob, num_top: int) -> dict[str, dict[str, Any]]:
+    best = [(token_id, logprob, rank) for rank, (token_id, logprob) in enumerate(score.top[:num_top], 1)]
+    own = (score.token_id, score.logprob, score.rank)
+    return {
+        str(token_id): {"logprob": _finite(logprob), "rank": rank, "decoded_token": tokenizer.token_text(token_id)}
+        for token_id, logprob, rank in [*best, *([own] if all(entry[0] != own[0] for entry in best) else [])]
     }
 
 

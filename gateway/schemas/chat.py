@@ -11,6 +11,7 @@ import orjson
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from noria.gateway.schemas.metadata import Metadata
 from noria.gateway.schemas.sampling import MAX_LOGPROBS, REFUSED, SamplingFields, combination
 from noria.gateway.schemas.strict import FIRST_FAULT, Strict, at_most
 
@@ -119,6 +120,8 @@ class ChatRequest(SamplingFields):
     """A chat completion as asked for. `max_completion_tokens` is the newer name of `max_tokens`."""
 
     refused: ClassVar = REFUSED | {
+        "prompt_logprobs": "is not supported for chat completions",
+        "return_token_ids": "is not supported for chat completions",
         "tools": "is not supported by this server", "tool_choice": "is only allowed when 'tools' are specified",
         "parallel_tool_calls": "is only allowed when 'tools' are specified",
         "functions": "is not supported by this server", "function_call": "is not supported by this server",
@@ -138,7 +141,7 @@ class ChatRequest(SamplingFields):
     reasoning_effort: Literal["none"] | None = None
     verbosity: Literal["medium"] | None = None
     store: Literal[False] = False
-    metadata: Annotated[dict[str, Annotated[str, Field(max_length=512)]], at_most(16)] = Field(default={})
+    metadata: Metadata = Field(default={})
     prompt_cache_key: str | None = Field(None, max_length=4096)
     safety_identifier: str | None = Field(None, max_length=4096)
 
@@ -156,13 +159,6 @@ class ChatRequest(SamplingFields):
         if not small:
             message = "they are nested too deep or have more than {most} bytes of JSON"
             raise PydanticCustomError("chat_template_kwargs", message, {"most": MAX_KWARGS_BYTES})
-        return value
-
-    @field_validator("metadata")
-    @classmethod
-    def _short_keys(cls, value: dict[str, str]) -> dict[str, str]:
-        if any(len(key) > 64 for key in value):
-            raise PydanticCustomError("metadata_key", "keys have 64 characters at most")
         return value
 
     @model_validator(mode="after")

@@ -20,8 +20,7 @@ REFUSED = {
     "chat_template": "is refused: the model's own template is always used",
     "guided_json": "is not supported by this server", "guided_regex": "is not supported by this server",
     "guided_choice": "is not supported by this server", "guided_grammar": "is not supported by this server",
-    "structured_outputs": "is not supported by this server", "prompt_logprobs": "is not supported by this server",
-    "return_token_ids": "is not supported by this server", "logits_processors": "is not supported by this server",
+    "structured_outputs": "is not supported by this server", "logits_processors": "is not supported by this server",
     "use_beam_search": "is not supported by this server", "length_penalty": "is not supported by this server",
     "allowed_token_ids": "is not supported by this server", "bad_words": "is not supported by this server",
 }  # fmt: skip
@@ -34,7 +33,7 @@ def combination(param: str, message: str) -> PydanticCustomError:
 
 class StreamOptions(Strict):
     include_usage: bool = False
-    include_obfuscation: Literal[False] = False
+    include_obfuscation: bool = False
 
 
 def _stop_list(value: Any) -> Any:
@@ -71,6 +70,8 @@ class SamplingFields(PromptedRequest):
     skip_special_tokens: bool = True
     spaces_between_special_tokens: Literal[True] = True
     include_stop_str_in_output: bool = False
+    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    return_token_ids: bool = False
     cache_salt: str | None = Field(None, min_length=1, max_length=512)
 
     @field_validator("logit_bias")
@@ -101,6 +102,10 @@ class SamplingFields(PromptedRequest):
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def obfuscates(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_obfuscation
 
     @property
     def service_class(self) -> str:

@@ -10,7 +10,7 @@ import struct
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -27,6 +27,7 @@ from noria.engine.wire.messages import (
     Claimed,
     EngineStats,
     FinishReason,
+    GenerationRequest,
     ModelCard,
     TokenFrame,
     TokenizerFiles,
@@ -49,7 +50,7 @@ TEMPLATE = (
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
 
-def tokenizer_files() -> TokenizerFiles:
+def tokenizer_files(*more_specials: str) -> TokenizerFiles:
     """A byte-level vocabulary with the ChatML control tokens: every byte is a token, ` wörld` spans eight."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {symbol: place for place, symbol in enumerate(alphabet)}
@@ -57,7 +58,7 @@ def tokenizer_files() -> TokenizerFiles:
     inner = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[("H", "e"), ("l", "l")]))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
-    inner.add_special_tokens(SPECIALS)
+    inner.add_special_tokens([*SPECIALS, *more_specials])
     return TokenizerFiles(
         tokenizer_json=inner.to_str(),
         chat_template=TEMPLATE,
@@ -76,9 +77,16 @@ def embedding(prompt: list[int]) -> bytes:
 class ScriptedEngine(threading.Thread):
     """Answers every request with `answer`, one token per iteration, `pace` seconds apart."""
 
-    def __init__(self, url: str, *, model_id: str = "tiny", card: dict[str, object] | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        model_id: str = "tiny",
+        card: dict[str, object] | None = None,
+        files: TokenizerFiles | None = None,
+    ) -> None:
         super().__init__(daemon=True)
-        self.files = tokenizer_files()
+        self.files = files or tokenizer_files()
         self.tokenizer = Tokenizer.load(self.files)
         self.eos = self.tokenizer.control_tokens["<|im_end|>"]
         base = ModelCard(
@@ -98,6 +106,7 @@ class ScriptedEngine(threading.Thread):
         self.card = msgspec.structs.replace(base, **(card or {}))
         self.answer = "Hello, wörld 🎉! One two three four five."
         self.answer_ids: list[int] | None = None  # instead of `answer`
+        self.logprob: Callable[[GenerationRequest], float] = lambda _: -0.25  # of every token
         self.pace = 0.0
         self.fail_with: str | None = None
         self.seen: list[Claimed] = []
@@ -176,17 +185,18 @@ class ScriptedEngine(threading.Thread):
         if done + len(ids) >= len(output):
             finish = FinishReason.STOP if ids and ids[-1] == self.eos else FinishReason.LENGTH
         self.generated += len(ids)
-        scores = None if sampling.logprobs is None else [self._score(i, sampling.logprobs) for i in ids]
+        scores = None if sampling.logprobs is None else [self._score(request, i, sampling.logprobs) for i in ids]
         prompt = None
         if done == 0 and sampling.prompt_logprobs is not None:
-            prompt = [None, *(self._score(i, sampling.prompt_logprobs) for i in request.prompt[1:])]
+            prompt = [None, *(self._score(request, i, sampling.prompt_logprobs) for i in request.prompt[1:])]
         usage = Usage(len(request.prompt), done + len(ids)) if finish else None
         return TokenFrame(request.id, claimed.epoch, done, ids, scores, finish, usage, None, prompt)
 
-    def _score(self, token_id: int, num_top: int) -> TokenLogprob:
+    def _score(self, request: GenerationRequest, token_id: int, num_top: int) -> TokenLogprob:
+        own = self.logprob(request)
         others = [(token_id + 1 + k) % self.card.vocab_size for k in range(num_top - 1)]
-        top = [(token_id, -0.25), *((other, -1.0 - k) for k, other in enumerate(others))] if num_top else []
-        return TokenLogprob(token_id, -0.25, top)
+        top = [(token_id, own), *((other, -1.0 - k) for k, other in enumerate(others))] if num_top else []
+        return TokenLogprob(token_id, own, top, rank=1)
 
 
 class RunningGateway:
@@ -276,6 +286,7 @@ def engine(shared_engine: ScriptedEngine) -> Iterator[ScriptedEngine]:
     yield shared_engine
     shared_engine.answer, shared_engine.answer_ids = answer, None
     shared_engine.pace, shared_engine.fail_with = 0.0, None
+    shared_engine.logprob = lambda _: -0.25
     eventually(lambda: not shared_engine.running)
 
 
@@ -327,8 +338,8 @@ class Launch:
         self._stores.append(start_store(self._folder, port))
         return self._stores[-1]
 
-    def engine(self, url: str, **card: object) -> ScriptedEngine:
-        engine = ScriptedEngine(url, model_id=str(card.get("id", "tiny")), card=card)
+    def engine(self, url: str, files: TokenizerFiles | None = None, **card: object) -> ScriptedEngine:
+        engine = ScriptedEngine(url, model_id=str(card.get("id", "tiny")), card=card, files=files)
         engine.start()
         self._parts.append(engine)
         return engine

@@ -129,6 +129,7 @@ def test_logprobs_are_the_models_own():
     expected = torch.log_softmax(logits[0], dim=0)
     assert math.isclose(entry.logprob, float(expected[3]), abs_tol=1e-5)
     assert [i for i, _ in entry.top] == expected.topk(4).indices.tolist()
+    assert entry.rank == expected.argsort(descending=True).tolist().index(3) + 1
 
 
 def test_a_row_that_is_not_finite_fails_alone():

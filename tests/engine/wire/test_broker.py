@@ -329,7 +329,7 @@ def test_the_scripts_know_the_classes_and_stay_in_their_pool():
     of_records = {"kind", "index", "entry", "chunks", "book", "expiry", "sizes", "bytes"}
     for path in Path(connection.LUA).glob("*.lua"):
         text = path.read_text()
-        records, alone = path.name.startswith("record"), path.name in ("pools.lua", "log.lua")
+        records, alone = path.name.startswith("record"), path.name in ("pools.lua", "log.lua", "watch.lua")
         assert alone or "noria:" not in re.sub(r"--.*", "", text)
         for first in re.findall(r"redis\.call\('[A-Z]+', ([a-zA-Z_]+)", text):
             made = {"KEYS"} if alone else of_records if records else of_pool

@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from tests.gateway.conftest import tokenizer_files
+
 
 def post(client, prompt="ab", **fields):
     return client.post("/v1/completions", json={"model": "tiny", "prompt": prompt, **fields})
@@ -119,13 +121,79 @@ def test_prompts_are_cut_and_blocks_kept_apart(client, engine):
     assert (request.prompt, request.cache_salt) == (engine.tokenizer.encode("ef"), "mine")
 
 
+def test_the_likeliest_of_many_samples_are_given(client, engine):
+    def place(request):
+        return int(request.id.rsplit("-")[-1])
+
+    engine.logprob = lambda request: -1.0 + [0.1, 0.5, 0.2, 0.4, 0.3][place(request) % 5]
+    body = post(client, ["a", "b"], n=2, best_of=5, max_tokens=3, logprobs=0).json()
+    assert [choice["index"] for choice in body["choices"]] == [0, 1, 2, 3]
+    means = [choice["logprobs"]["token_logprobs"] for choice in body["choices"]]
+    assert means == [[-0.5] * 3, [-0.6] * 3] * 2
+    assert (body["usage"]["prompt_tokens"], body["usage"]["completion_tokens"]) == (2, 30)  # all samples count
+    (choice,) = post(client, "a", best_of=3, max_tokens=3).json()["choices"]
+    assert choice["logprobs"] is None and choice["text"] == "Hello"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_token_ids_and_scores_of_the_prompt(client, engine, stream):
+    fields = {"return_token_ids": True, "prompt_logprobs": 2, "max_tokens": 8, "stop": ", w"}
+    response = post(client, [[5, 6, 7], [7, 8]], stream=stream, **fields)
+    listed = [c for e in events(response) for c in e["choices"]] if stream else response.json()["choices"]
+    for index, prompt in enumerate(([5, 6, 7], [7, 8])):
+        first, *others = [choice for choice in listed if choice["index"] == index]
+        assert first["prompt_token_ids"] == prompt
+        assert not any("prompt_token_ids" in choice or "prompt_logprobs" in choice for choice in others)
+        output = [i for choice in (first, *others) for i in choice["token_ids"]]
+        assert output == engine.tokenizer.encode("Hello, w")  # the tokens of a stop string were made as well
+        none, *scores = first["prompt_logprobs"]
+        assert none is None and [next(iter(entry)) for entry in scores] == [str(i) for i in prompt[1:]]
+        own, other = scores[-1].values()
+        assert own == {"logprob": -0.25, "rank": 1, "decoded_token": engine.tokenizer.token_text(prompt[-1])}
+        assert (other["logprob"], other["rank"]) == (-1.0, 2)
+
+
+def test_echo_and_prompt_logprobs_ask_for_what_each_needs(client, engine):
+    choice = post(client, "abc", echo=True, logprobs=1, prompt_logprobs=3, max_tokens=0).json()["choices"][0]
+    assert [len(top or ()) for top in choice["logprobs"]["top_logprobs"]] == [0, 1, 1]
+    assert [len(top or ()) for top in choice["prompt_logprobs"]] == [0, 3, 3]
+
+
+def test_obfuscation_rounds_lengths_up(client, engine):
+    plain = post(client, stream=True, max_tokens=12)
+    padded = post(client, stream=True, max_tokens=12, stream_options={"include_obfuscation": True})
+    assert joined(events(padded), 0) == joined(events(plain), 0)
+    assert all("obfuscation" in event for event in events(padded))
+    assert {len(line) % 64 for line in padded.content.split(b"\n\n")[:-2]} == {62}
+
+
+def test_the_middle_is_filled_in_where_the_model_has_tokens_for_it(client, engine, launch, store_url):
+    error = post(client, suffix="x").json()["error"]
+    assert (error["param"], error["code"]) == ("suffix", "unsupported_parameter")
+    specials = ("<fim_prefix>", "<fim_suffix>", "<fim_middle>")
+    coder = launch.engine(store_url, tokenizer_files(*specials), id="coder")
+    gateway = launch.gateway(store_url)
+    with gateway.client() as other:
+        launch.eventually(lambda: other.get("/v1/models/coder").json().get("status") == "ready")
+        for prompt in ("ab", ""):
+            other.post("/v1/completions", json={"model": "coder", "prompt": prompt, "suffix": " cd", "max_tokens": 1})
+    before, behind, middle = map(coder.tokenizer.control_tokens.get, specials)
+    encode = coder.tokenizer.encode
+    assert [c.request.prompt for c in coder.seen] == [
+        [before, *encode(prompt), behind, *encode(" cd"), middle] for prompt in ("ab", "")
+    ]
+
+
 REFUSED = [
     ({"prompt": []}, "prompt"), ({"prompt": [[]]}, "prompt"), ({"prompt": [1, "a"]}, "prompt"),
     ({"prompt": {}}, "prompt"),
     ({"prompt": [1.5]}, "prompt"), ({"prompt": [True]}, "prompt"), ({"prompt": [-1]}, "prompt"),
     ({"prompt": [10**6]}, "prompt"), ({"prompt": ["a"] * 129}, "prompt"), ({"prompt": ["a"] * 65, "n": 2}, "n"),
     ({"logprobs": 21}, "logprobs"), ({"logprobs": True}, "logprobs"), ({"max_tokens": 0}, "max_tokens"),
-    ({"best_of": 3}, "best_of"), ({"suffix": "x"}, "suffix"), ({"echo": "yes"}, "echo"),
+    ({"n": 3, "best_of": 2}, "best_of"), ({"best_of": 3, "stream": True}, "best_of"),
+    ({"prompt": ["a"] * 65, "best_of": 2}, "best_of"), ({"prompt_logprobs": 21}, "prompt_logprobs"),
+    ({"prompt_logprobs": -1}, "prompt_logprobs"), ({"suffix": "x", "echo": True}, "suffix"),
+    ({"suffix": "x"}, "suffix"), ({"echo": "yes"}, "echo"),
     ({"messages": []}, "messages"), ({"response_format": {"type": "json_object"}}, "response_format"),
 ]  # fmt: skip
 
