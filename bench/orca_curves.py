@@ -15,7 +15,7 @@ import argparse
 import json
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -26,7 +26,7 @@ from rich.table import Table
 
 from bench.orca_picture import draw
 from bench.real_engine import RealEngine, run_together
-from noria.costs import CostModel, fit
+from noria.costs import CostModel, fit, rows_of
 from noria.engine.config import DEMO_MODEL
 from noria.replay import Workload
 from noria.simulation import Engine, simulate
@@ -84,7 +84,7 @@ QUICK = (Point("trace", 4, 0, 8), Point("trace", 4, 0.5, 8), Point("ask", 8, 0, 
 def measure(engine: RealEngine, point: Point, rate: float, logs: Path) -> dict[str, Any]:
     """Summaries by policy; an iteration log for each goes into `logs`."""
     logs.mkdir(parents=True, exist_ok=True)
-    files = [logs / f"{point.key.replace('/', '-')}-{policy}.jsonl" for policy in point.policies]
+    files = _log_files(point.key, point.policies, logs)
     for file in files:
         file.unlink(missing_ok=True)
     replays = [
@@ -92,6 +92,10 @@ def measure(engine: RealEngine, point: Point, rate: float, logs: Path) -> dict[s
         for policy, file in zip(point.policies, files, strict=True)
     ]
     return {result.policy: result.summary() for result in run_together(replays)}
+
+
+def _log_files(key: str, policies: Iterable[str], logs: Path) -> list[Path]:
+    return [logs / f"{key.replace('/', '-')}-{policy}.jsonl" for policy in policies]
 
 
 def run(points: Sequence[Point], state: Path, logs: Path, model: str, seconds: float) -> bool:
@@ -123,13 +127,21 @@ def _capacity(found: dict[str, Any], point: Point) -> float:
 
 
 def simulated(found: dict[str, Any], cost: CostModel) -> None:
-    """Add to every point what the simulated engine makes of it."""
+    """Add to every point what the simulated engine makes of it, at the speed that the machine had meanwhile."""
     for entry in found["points"].values():
         point = Point(**{**entry["point"], "policies": tuple(entry["point"]["policies"])})
+        slowed = CostModel(*(price * entry["slowness"] for price in asdict(cost).values()))
         entry["simulated"] = {
-            policy: simulate(policy, entry["rate"], engine=point.engine, workload=point.workload, cost=cost).summary()
+            policy: simulate(policy, entry["rate"], engine=point.engine, workload=point.workload, cost=slowed).summary()
             for policy in point.policies
         }
+
+
+def slowness(traces: Sequence[Trace], cost: CostModel) -> float:
+    """Measured over predicted seconds of these iterations: others use this machine as well, and a run takes minutes."""
+    iterations = [iteration for trace in traces for iteration in trace.iterations]
+    measured = sum(1e-6 * (iteration.forward_us + iteration.select_us) for iteration in iterations)
+    return measured / sum(cost.of(rows_of(iteration)) for iteration in iterations)
 
 
 MEASURES = ("tokens_per_second", "latency_per_token_median")
@@ -209,11 +221,15 @@ def verdict(found: dict[str, Any]) -> dict[str, float]:
 def report(state: Path, logs: Path, picture: Path | None, costs: Path | None) -> dict[str, Any]:
     """Fit costs to the logs, simulate, print, draw. Returns what was printed and drawn."""
     found: dict[str, Any] = json.loads(state.read_text())
-    traces: list[Trace] = [read(file) for file in sorted(logs.glob("*.jsonl"))]
-    fitted = fit(traces)
+    traces = {
+        key: [read(file) for file in _log_files(key, entry["results"], logs)] for key, entry in found["points"].items()
+    }
+    fitted = fit([trace for each in traces.values() for trace in each])
     found["cost"] = asdict(fitted.cost)
     if costs is not None:
         fitted.cost.save(costs, model=found["model"], iterations=fitted.num_iterations, error=fitted.error)
+    for key, entry in found["points"].items():
+        entry["slowness"] = slowness(traces[key], fitted.cost)
     simulated(found, fitted.cost)
     off = differences(found)
     console = Console(width=130)

@@ -94,7 +94,7 @@ def fit(traces: Sequence[Trace]) -> Fit:
     import numpy
 
     iterations = [iteration for trace in traces for iteration in trace.iterations]
-    parts = numpy.array([_parts(_rows(iteration)) for iteration in iterations], dtype=float)
+    parts = numpy.array([_parts(rows_of(iteration)) for iteration in iterations], dtype=float)
     seconds = numpy.array([1e-6 * (iteration.forward_us + iteration.select_us) for iteration in iterations])
     if len(iterations) < 10 * _NUM_PRICES:
         raise BadCosts(f"{len(iterations)} iterations are too few to fit costs to")
@@ -125,5 +125,6 @@ def _solve(relative: NDArray[float64]) -> NDArray[float64]:
             raise BadCosts("no cost model fits these iterations")
 
 
-def _rows(iteration: TraceIteration) -> list[tuple[bool, int, int]]:
+def rows_of(iteration: TraceIteration) -> list[tuple[bool, int, int]]:
+    """A logged iteration's rows as the cost model takes them."""
     return [(row.phase != "p", row.num_tokens, row.context) for row in iteration.rows]
