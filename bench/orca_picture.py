@@ -100,7 +100,7 @@ def _ask(axes: Any, found: dict[str, Any]) -> None:
 
 def _finish(axes: Any, title: str, label: str, *, log: bool) -> None:
     if log:
-        axes.set_yscale("log")
+        _log_scale(axes)
     axes.set_title(title, loc="left", fontsize=10, color=INK)
     axes.set_xlabel("throughput [tokens/s]", color=INK)
     axes.set_ylabel(label, color=INK)
@@ -108,6 +108,15 @@ def _finish(axes: Any, title: str, label: str, *, log: bool) -> None:
     axes.legend(fontsize=7, frameon=False)
     axes.grid(color=GRID)
     _plain(axes)
+
+
+def _log_scale(axes: Any) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
 
 
 def _plain(axes: Any) -> None:
