@@ -28,6 +28,7 @@ from pathlib import Path
 from noria.engine.engine import Engine
 from noria.engine.execution.executor import LocalExecutor
 from noria.engine.execution.step import RowOutput, StepInput
+from noria.engine.grammar.grammars import Grammars
 from noria.engine.scheduling.kv_blocks import KVBlocks
 from noria.engine.scheduling.policy import POLICIES
 from noria.engine.scheduling.scheduler import Scheduler
@@ -76,9 +77,11 @@ class PacedEngine:
         self.iterations: list[Iteration] = []
         self._executor = LocalExecutor(self._execute)
         self._broker = EngineBroker(url, CARD.id)
-        self._broker.register(CARD, TokenizerFiles("{}", None, None, None, False))
+        files = TokenizerFiles("{}", None, None, None, False)
+        self._broker.register(CARD, files)
         self._stop = threading.Event()
-        engine = Engine(scheduler, self._executor, self._broker, CARD)
+        grammars = Grammars(files, vocab_size=CARD.vocab_size, stop_token_ids=CARD.eos_token_ids)
+        engine = Engine(scheduler, self._executor, self._broker, CARD, grammars)
         self._thread = threading.Thread(target=engine.run, args=(self._stop,))
 
     def start(self) -> None:

@@ -5,6 +5,7 @@ Several replays over one model take turns by the iteration, so that whatever slo
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +23,6 @@ from noria.engine.models.load import load
 from noria.engine.scheduling.batch import Batch, BatchRow
 from noria.engine.trace import IterationLog, Times, TraceStart
 from noria.engine.wire.messages import SamplingParams
-from noria.kernels import ops
 from noria.replay import Arrival, Replay, Result
 from noria.simulation import Engine
 
@@ -34,18 +34,22 @@ class RealEngine:
 
     def __init__(self, model: str, threads: int = 0) -> None:
         self._plan = plan(EngineConfig(model=model, threads=threads))
-        if threads:
-            torch.set_num_threads(threads)
+        torch.set_num_threads(threads or os.cpu_count() or 1)
         self.name = self._plan.name
-        self._model = load(self._plan.source).model
+        self._model = load(self._plan.source, self._plan.ops).model
 
     def replay(
         self, policy: str, rate: float, settings: Engine, arrivals: Sequence[Arrival], log: Path
     ) -> MeasuredReplay:
         """`rate` is noted in the result."""
         spec = self._plan.spec
-        pools = ops.new_kv_pools(
-            spec.num_layers, settings.num_blocks, settings.block_size, spec.num_kv_heads, spec.head_dim
+        pools = self._plan.ops.new_kv_pools(
+            spec.num_layers,
+            settings.num_blocks,
+            settings.block_size,
+            spec.num_kv_heads,
+            spec.head_dim,
+            torch.float32,
         )
         runner = ModelRunner(self._model, pools, settings.block_size)
         runner.execute(StepInput([RowInput([0], 0, [0], None)], 0))  # the first call pays for lazy set-up

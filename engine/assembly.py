@@ -11,14 +11,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
 import torch
 
 from noria.engine.config import EngineConfig
 from noria.engine.execution.executor import LocalExecutor
 from noria.engine.execution.model_runner import ModelRunner
 from noria.engine.execution.step import RowInput, StepInput
+from noria.engine.grammar.grammars import Grammars
 from noria.engine.memory import kv_bytes
-from noria.engine.models.load import inspect, load
+from noria.engine.models.load import inspect, load, stored_bytes
 from noria.engine.models.pooling import PoolingKind, trained_pooling
 from noria.engine.models.source import ModelSource, resolve
 from noria.engine.models.spec import ModelSpec
@@ -27,7 +29,12 @@ from noria.engine.scheduling.policy import POLICIES
 from noria.engine.scheduling.scheduler import Scheduler
 from noria.engine.trace import IterationLog, TraceStart
 from noria.engine.wire.messages import ModelCard, TokenizerFiles
-from noria.kernels import ops
+from noria.kernels.ops import Ops, Sizes, choose
+from noria.kernels.pools import kv_bytes_per_block
+
+log = structlog.get_logger("noria.engine")
+
+_KV_DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 
 CPU_CHUNK_TOKENS = 32
 """Of prompts, beside running streams, where the operator does not say. A CPU computes about 25 tokens in the time in
@@ -48,6 +55,7 @@ class Plan:
     num_blocks: int
     kv_bytes: int
     pooling: PoolingKind
+    ops: Ops
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +66,11 @@ class Assembly:
     tokenizer_files: TokenizerFiles
     scheduler: Scheduler
     executor: LocalExecutor
+    grammars: Grammars
+
+    def close(self) -> None:
+        self.executor.close()
+        self.grammars.close()
 
 
 def plan(config: EngineConfig) -> Plan:
@@ -70,10 +83,15 @@ def plan(config: EngineConfig) -> Plan:
     if config.max_model_len > spec.max_len:
         raise ValueError(f"--max-model-len {config.max_model_len} is more than the model's {spec.max_len}")
     max_model_len = config.max_model_len or spec.max_len
-    block_bytes = ops.kv_bytes_per_block(spec.num_layers, config.block_size, spec.num_kv_heads, spec.head_dim)
+    sizes = Sizes(spec.hidden_size, spec.head_dim, spec.ffn_size, config.block_size)
+    threads = config.threads or os.cpu_count() or 1
+    ops = choose(config.kernels, sizes, threads, lambda why: log.warning("plain torch computes", reason=why))
+    block_bytes = kv_bytes_per_block(
+        spec.num_layers, config.block_size, spec.num_kv_heads, spec.head_dim, _KV_DTYPES[config.kv_dtype]
+    )
     pool = kv_bytes(
         config.kv_memory,
-        weight_bytes=spec.weight_bytes,
+        weight_bytes=spec.weight_bytes if ops.name == "torch" else stored_bytes(source),
         wanted=-(-max_model_len // config.block_size) * config.max_batch_size * block_bytes,
         least=block_bytes,
     )
@@ -83,7 +101,7 @@ def plan(config: EngineConfig) -> Plan:
     name, *aliases = config.served_names or (source.name,)
     pooling = (trained_pooling(source) or "mean") if config.pooling == "auto" else config.pooling
     return Plan(
-        config, source, spec, name, tuple(aliases), max_model_len, num_blocks, num_blocks * block_bytes, pooling
+        config, source, spec, name, tuple(aliases), max_model_len, num_blocks, num_blocks * block_bytes, pooling, ops
     )
 
 
@@ -109,8 +127,15 @@ def assemble(plan: Plan, progress: Callable[[int, int], None] | None = None) -> 
     """Load the weights and build everything around them. `progress` gets bytes done and bytes in all."""
     config, spec = plan.config, plan.spec
     torch.set_num_threads(config.threads or os.cpu_count() or 1)
-    loaded = load(plan.source, progress=progress)
-    pools = ops.new_kv_pools(spec.num_layers, plan.num_blocks, config.block_size, spec.num_kv_heads, spec.head_dim)
+    loaded = load(plan.source, plan.ops, progress=progress)
+    pools = plan.ops.new_kv_pools(
+        spec.num_layers,
+        plan.num_blocks,
+        config.block_size,
+        spec.num_kv_heads,
+        spec.head_dim,
+        _KV_DTYPES[config.kv_dtype],
+    )
     runner = ModelRunner(loaded.model, pools, config.block_size)
     runner.execute(StepInput([RowInput([0], 0, [0], None)], 0))  # the first call pays for lazy set-up: no client's
     executor = LocalExecutor(runner.execute)
@@ -142,4 +167,10 @@ def assemble(plan: Plan, progress: Callable[[int, int], None] | None = None) -> 
         tool_parser=config.tool_parser,
         reasoning_parser=config.reasoning_parser,
     )
-    return Assembly(card, loaded.tokenizer_files, scheduler, executor)
+    grammars = Grammars(
+        loaded.tokenizer_files,
+        vocab_size=spec.vocab_size,
+        stop_token_ids=spec.eos_token_ids,
+        seconds=config.grammar_timeout,
+    )
+    return Assembly(card, loaded.tokenizer_files, scheduler, executor, grammars)

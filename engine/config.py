@@ -38,6 +38,12 @@ class EngineConfig(BaseSettings):
     kv_memory: str = Field(
         "auto", description="Bytes for the KV cache, e.g. 512MiB; auto: a quarter of what is free, 2GiB at most"
     )
+    kv_dtype: Literal["fp32", "fp16"] = Field(
+        "fp32", description="Precision of the KV cache; fp16 holds twice the tokens in the same memory"
+    )
+    kernels: Literal["auto", "native", "torch"] = Field(
+        "auto", description="What computes: the C library (native), plain torch, or the first that runs here"
+    )
     block_size: int = Field(16, ge=1, le=256, description="Tokens in one KV block")
     prefix_cache: bool = Field(True, description="Reuse the KV blocks of equal prompt prefixes of one tenant")
     pooling: Literal["auto", "mean", "last"] = Field(
@@ -50,6 +56,9 @@ class EngineConfig(BaseSettings):
         "auto", description="Format of the model's thoughts; auto: as its chat template has it"
     )
     threads: int = Field(0, ge=0, le=1024, description="Compute threads; 0: one per core")
+    grammar_timeout: float = Field(
+        5.0, gt=0, le=600, description="Time to compile one grammar or JSON schema; a request whose takes longer fails"
+    )
     lease_seconds: float = Field(5.0, gt=0.5, le=600, description="An engine silent for this long is taken for dead")
     drain_timeout: float = Field(
         30.0, ge=0, le=86_400, description="Time for running requests to end after SIGTERM; then they are handed back"

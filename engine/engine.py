@@ -16,11 +16,13 @@ import structlog
 
 from noria.engine.execution.executor import LocalExecutor
 from noria.engine.execution.step import RowOutput, StepInput
+from noria.engine.grammar.grammars import Grammars
 from noria.engine.live import LiveRequest
 from noria.engine.scheduling.batch import Batch, Progress
 from noria.engine.scheduling.scheduler import CannotEverFit, Scheduler
 from noria.engine.statistics import Statistics
 from noria.engine.trace import IterationLog, Times
+from noria.engine.waiting_room import WaitingRoom
 from noria.engine.wire.broker import BrokerUnavailable, EngineBroker
 from noria.engine.wire.messages import CLASSES, Claimed, FinishReason, ModelCard, TokenFrame, TokenLogprob
 
@@ -29,6 +31,7 @@ log = structlog.get_logger("noria.engine")
 IDLE_WAIT = 1.0  # seconds on the bell before the lease is renewed anyway
 BUFFER_SECONDS = 5.0  # how long iterations go on while the store is away and their frames pile up here
 GONE_SECONDS = 10.0  # how long a gateway found gone is taken for gone: its queued requests are ended uncomputed
+GRAMMAR_WAIT = 0.02  # seconds between looks at the queue while nothing runs and a grammar is being compiled
 OUTAGE_PAUSE = 0.2  # seconds between attempts to reach a store that is away
 
 
@@ -50,6 +53,7 @@ class Engine:
         executor: LocalExecutor,
         broker: EngineBroker,
         card: ModelCard,
+        grammars: Grammars,
         trace: IterationLog | None = None,
     ) -> None:
         self._scheduler = scheduler
@@ -58,6 +62,7 @@ class Engine:
         self._card = card
         self._live: dict[str, LiveRequest] = {}  # by the scheduler's id, which is new at every claim
         self._held: dict[str, LiveRequest] = {}  # by the id on the wire: what this engine may still speak for
+        self._waiting = WaitingRoom(grammars, capacity=scheduler.max_batch_size)
         self._trace = trace
         self._num_claims = 0
         self._stop = threading.Event()
@@ -66,7 +71,7 @@ class Engine:
         self._outbox: dict[str, list[TokenFrame]] = defaultdict(list)  # by gateway, until the store has them
         self._gone_until: dict[str, float] = {}  # by gateway, monotonic
         self._away_since: float | None = None  # monotonic time since the store stopped answering
-        self.statistics = Statistics(scheduler)
+        self.statistics = Statistics(scheduler, self._waiting, grammars.counts)
         self.last_turn = time.monotonic()  # the heartbeat stops when this grows old
 
     def run(self, stop: threading.Event, hurry: threading.Event | None = None, drain_seconds: float = 0.0) -> None:
@@ -93,6 +98,7 @@ class Engine:
     def step(self) -> None:
         """Exchange with the queue, put batches out while the pipeline has room, fold the oldest one back."""
         self._exchange()
+        self._admit_ready()
         while self._may_compute() and self._executor.in_flight < self._executor.depth:
             started = perf_counter()
             batch = self._scheduler.select()
@@ -112,14 +118,17 @@ class Engine:
         try:
             if not self._live and not frames and self._away_since is None and not self._stop.is_set():
                 self._scheduler.check()
-                self._broker.wait(IDLE_WAIT)
+                if len(self._waiting):
+                    self._waiting.wait(GRAMMAR_WAIT)
+                else:
+                    self._broker.wait(IDLE_WAIT)
             # Looked at after the wait: who is told to stop meanwhile claims nothing more.
             claims = self._away_since is None and not self._stop.is_set()
             started = perf_counter()
             result = self._broker.exchange(
                 frames,
                 self.statistics.due(),
-                max_requests=[room.requests for room in rooms] if claims else 0,
+                max_requests=[min(room.requests, self._waiting.free) for room in rooms] if claims else 0,
                 max_blocks=[room.blocks for room in rooms],
             )
             self._exchange_seconds = perf_counter() - started
@@ -164,27 +173,49 @@ class Engine:
         try:
             # An earlier claim of the same request may still be in an iteration that is out: it is another row.
             live = LiveRequest.start(claimed, self._card, f"{request.id}#{self._num_claims}")
-            self._scheduler.add(live.scheduled)
+            if request.sampling.grammar is not None:
+                self._waiting.enter(live, request.sampling.grammar)
+            else:
+                self._scheduler.add(live.scheduled)
+                self._live[live.scheduled.id] = live
         except CannotEverFit as error:
             self._refuse(claimed, FinishReason.ERROR, str(error))
         except Exception as error:
             log.exception("a claimed request is not valid", request=request.id)
             self._refuse(claimed, FinishReason.ERROR, f"invalid request: {error}")
         else:
-            self._live[live.scheduled.id] = self._held[request.id] = live
+            self._held[request.id] = live
 
-    def _refuse(self, claimed: Claimed, finish: FinishReason, error: str | None) -> None:
-        """End a claimed request without computing anything."""
+    def _admit_ready(self) -> None:
+        """Requests whose grammars are there join the others; one whose grammar is no good ends."""
+        for live, refusal in self._waiting.ready():
+            request = live.claimed.request
+            del self._held[request.id]
+            if refusal is not None:
+                self._refuse(live.claimed, FinishReason.ERROR, refusal.message, refusal.param)
+                continue
+            try:
+                self._scheduler.add(live.scheduled)
+            except ValueError as error:  # CannotEverFit is one
+                self._refuse(live.claimed, FinishReason.ERROR, str(error))
+            else:
+                self._live[live.scheduled.id] = self._held[request.id] = live
+
+    def _refuse(self, claimed: Claimed, finish: FinishReason, error: str | None, param: str | None = None) -> None:
+        """End a claimed request without computing anything. `param`: the client's field that is at fault."""
         request = claimed.request
         seq = sum(len(frame.token_ids) for frame in claimed.delivered)
-        frame = TokenFrame(request.id, claimed.epoch, seq, [], finish=finish, error=error)
+        frame = TokenFrame(request.id, claimed.epoch, seq, [], finish=finish, error=error, error_param=param)
         self._outbox[request.gateway].append(frame)
         self.statistics.count_end(finish)
 
     def _end(self, request_id: str, reason: FinishReason, error: str | None = None) -> None:
         """End a request from outside; one in flight ends when its iteration is folded back."""
         live = self._held.get(request_id)
-        if live is not None:
+        if live is not None and self._waiting.leave(live):
+            del self._held[request_id]
+            self._refuse(live.claimed, reason, error)
+        elif live is not None:
             self._cancel(live.scheduled.id, reason, error)
 
     def _cancel(self, scheduler_id: str, reason: str, error: str | None = None) -> None:
@@ -209,6 +240,8 @@ class Engine:
         """Forget requests that are no longer ours: no frame of ours may reach anybody."""
         for request_id in request_ids:
             live = self._held.pop(request_id, None)
+            if live is not None and self._waiting.leave(live):
+                continue
             # One in flight, or padding in a closed batch, stays until the scheduler lets go of it.
             if live is not None and self._scheduler.cancel(live.scheduled.id) is not None:
                 del self._live[live.scheduled.id]
@@ -272,6 +305,7 @@ class Engine:
             logprobs[row.request.id] = output.logprobs
         for progress in self._scheduler.complete(batch, [output.token_ids for output in outputs]):
             request_id = progress.request.id
+            self._live[request_id].note_output(progress)
             self._publish(progress, logprobs.get(request_id), errors.get(request_id))
         self.statistics.count_step(batch, times)
         if self._trace is not None:

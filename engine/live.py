@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from noria.engine.execution.step import Pooling, RowInput, RowOutput, Sampling
+from noria.engine.grammar.matcher import CompiledGrammar, Matcher
 from noria.engine.scheduling.batch import BatchRow, Progress
 from noria.engine.scheduling.request import Request
 from noria.engine.wire.messages import (
@@ -26,13 +27,15 @@ from noria.engine.wire.messages import (
 @dataclass(slots=True)
 class LiveRequest:
     """`seq` counts the output tokens already in frames, this engine's and earlier ones'. `pooled` is what the newest
-    chunk of a pooled request gave: at its end the vector."""
+    chunk of a pooled request gave: at its end the vector. A request with a grammar is computed only once it has a
+    `matcher`."""
 
     claimed: Claimed
     scheduled: Request
     seq: int
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
     pooled: bytes = b""
+    matcher: Matcher | None = None
 
     @staticmethod
     def start(claimed: Claimed, card: ModelCard, scheduler_id: str) -> LiveRequest:
@@ -43,7 +46,8 @@ class LiveRequest:
             raise ValueError(f"there is no pooling {request.pooling!r}")
         delivered = [token for frame in claimed.delivered for token in frame.token_ids]
         stops = set(params.stop_token_ids)
-        if not params.ignore_eos:
+        # A fulfilled grammar leaves nothing but the end of the sequence, which then ends the request in any case.
+        if not params.ignore_eos or params.grammar is not None:
             stops.update(card.eos_token_ids)
         owner = () if request.cache_group else (request.tenant,)
         scheduled = Request(
@@ -53,12 +57,16 @@ class LiveRequest:
             max_tokens=params.max_tokens if request.pooling is None else 0,
             class_rank=CLASSES.index(request.service_class),
             stop_ids=frozenset(stops),
-            min_tokens=params.min_tokens,
+            min_tokens=params.min_tokens if params.grammar is None else 0,
             salt=msgspec.msgpack.encode((request.cache_salt, request.cache_group, *owner)),
             # A mean, or the scores of a prompt, need every position computed.
             reuse_prefix=params.prompt_logprobs is None and request.pooling != "mean",
         )
         return LiveRequest(claimed, scheduled, seq=len(delivered))
+
+    def follow(self, grammar: CompiledGrammar) -> None:
+        """Let the output match `grammar`, from where it is. Raises GrammarError where it does not already."""
+        self.matcher = grammar.matcher(self.scheduled.tokens[self.scheduled.num_prompt :])
 
     def row(self, row: BatchRow, card: ModelCard) -> RowInput:
         """The control message's row for `row`."""
@@ -88,7 +96,7 @@ class LiveRequest:
         request, params = self.scheduled, self.claimed.request.sampling
         penalised = params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0
         banned: tuple[int, ...] = ()
-        if request.num_output < request.min_tokens:
+        if request.num_output < params.min_tokens:
             banned = tuple(request.stop_ids)
         elif params.ignore_eos:
             banned = card.eos_token_ids
@@ -97,6 +105,7 @@ class LiveRequest:
             position=request.num_tokens,
             history=(request.num_prompt, request.tokens) if penalised else None,
             banned=banned,
+            mask=self.matcher.mask() if self.matcher is not None else None,
         )
 
     def note_prompt(self, row: BatchRow, output: RowOutput) -> None:
@@ -108,6 +117,11 @@ class LiveRequest:
         if row.start == 0:
             self.prompt_logprobs = [None]
         self.prompt_logprobs.extend(output.prompt_logprobs)
+
+    def note_output(self, progress: Progress) -> None:
+        """Follow the grammar over what was kept of the iteration's tokens."""
+        if self.matcher is not None and progress.finish is None:
+            self.matcher.accept(progress.new_tokens)
 
     def frame(self, progress: Progress, logprobs: list[TokenLogprob] | None, error: str | None = None) -> TokenFrame:
         """The frame that tells the gateway of `progress`."""

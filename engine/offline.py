@@ -31,7 +31,7 @@ class OfflineEngine:
     def __init__(self, config: EngineConfig) -> None:
         planned = plan(config)
         self._trace = open_trace(planned)
-        assembly = assemble(planned)
+        self._assembly = assembly = assemble(planned)
         self.card = assembly.card
         self.tokenizer_files = assembly.tokenizer_files
         self._scheduler = assembly.scheduler
@@ -51,8 +51,8 @@ class OfflineEngine:
     ) -> list[Generated]:
         """Run all prompts together, as one server would; results in the order of the prompts.
 
-        `params` is one for all or one for each. Raises CannotEverFit for a request that is too large, RuntimeError for
-        one that the model cannot compute.
+        `params` is one for all or one for each. Raises CannotEverFit for a request that is too large, GrammarError for
+        a grammar that is no good, RuntimeError for a request that the model cannot compute.
         """
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
         requests = [
@@ -66,6 +66,9 @@ class OfflineEngine:
         live: dict[str, LiveRequest] = {}
         for request in requests:
             live[request.id] = LiveRequest.start(Claimed(request, 1, []), self.card, request.id)
+            grammar = request.sampling.grammar
+            if grammar is not None:
+                live[request.id].follow(self._assembly.grammars.compile(grammar).result())
             self._scheduler.add(live[request.id].scheduled)
         while len(self._scheduler):
             started = perf_counter()
@@ -80,13 +83,14 @@ class OfflineEngine:
                 raise RuntimeError(failed[0])
             for row, output in zip(batch.rows, outputs, strict=True):
                 live[row.request.id].note_prompt(row, output)
-            self._scheduler.complete(batch, [output.token_ids for output in outputs])
+            for progress in self._scheduler.complete(batch, [output.token_ids for output in outputs]):
+                live[progress.request.id].note_output(progress)
             if self._trace is not None:
                 self._trace.record(batch, outputs, self._scheduler, times)
         self._scheduler.check()
         return list(live.values())
 
     def close(self) -> None:
-        self._executor.close()
+        self._assembly.close()
         if self._trace is not None:
             self._trace.close()

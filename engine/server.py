@@ -80,10 +80,10 @@ def _serve(
 ) -> int:
     config = planned.config
     if stop.is_set():  # told to stop while it loaded
-        assembly.executor.close()
+        assembly.close()
         broker.close()
         return EXIT_OK
-    engine = Engine(assembly.scheduler, assembly.executor, broker, assembly.card, trace)
+    engine = Engine(assembly.scheduler, assembly.executor, broker, assembly.card, assembly.grammars, trace)
     broker.register(assembly.card, assembly.tokenizer_files)
     log.info(
         "serving",
@@ -103,7 +103,7 @@ def _serve(
     finally:
         ended.set()
         heartbeat.join(HEARTBEAT_END)  # a thread that is alive when the interpreter ends can bring it down
-        assembly.executor.close()
+        assembly.close()
         broker.close()
         if trace is not None:
             trace.close()

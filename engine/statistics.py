@@ -8,9 +8,11 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 
+from noria.engine.grammar.grammars import GrammarCounts
 from noria.engine.scheduling.batch import Batch, Progress
 from noria.engine.scheduling.scheduler import Scheduler
 from noria.engine.trace import Times
+from noria.engine.waiting_room import WaitingRoom
 from noria.engine.wire.messages import ITERATION_ROWS, ITERATION_SECONDS, EngineStats, FinishReason
 
 PUBLISH_EVERY = 0.25  # seconds; and always when the engine becomes idle, so that gauges fall to zero
@@ -19,8 +21,10 @@ PUBLISH_EVERY = 0.25  # seconds; and always when the engine becomes idle, so tha
 class Statistics:
     """Counters since the start; gauges are read off the scheduler when the record is made."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, waiting: WaitingRoom, grammars: GrammarCounts) -> None:
         self._scheduler = scheduler
+        self._waiting = waiting
+        self._grammars = grammars
         self._published = 0.0
         self._was_idle = False
         self.draining = False  # set by the loop once it claims nothing more
@@ -69,7 +73,7 @@ class Statistics:
         idle = len(scheduler) == 0
         return EngineStats(
             running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
+            waiting=len(scheduler.waiting) + len(self._waiting),
             batch_size=0 if idle else self._batch_size,
             batch_tokens=0 if idle else self._batch_tokens,
             kv_blocks_total=kv.num_blocks,
@@ -91,4 +95,8 @@ class Statistics:
             select_seconds_total=round(self._seconds.select, 6),
             exchange_seconds_total=round(self._seconds.exchange, 6),
             draining=self.draining,
+            grammars_compiled_total=self._grammars.compiled,
+            grammars_failed_total=self._grammars.failed,
+            grammar_cache_hits_total=self._grammars.hits,
+            grammar_seconds_total=round(self._grammars.seconds, 6),
         )

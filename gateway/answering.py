@@ -63,7 +63,8 @@ async def respond(
     generation = services.generation(tenant, question, record.group, ticket)
     queue_info = QueueInfo(services.broker, *generation.first_request) if delivery.queue_info else None
     if delivery.stream:
-        return EventStream(generation, answer, services.metrics.streams_open, queue_info)
+        open_streams, refusable = services.metrics.streams_open, question.has_grammar
+        return EventStream(generation, answer, open_streams, queue_info, refusable=refusable)
     return await until_client_leaves(request, _whole(generation, answer, queue_info))
 
 

@@ -28,6 +28,8 @@ from noria.gateway.endpoints import (
     metrics,
     models,
     responses,
+    scoring,
+    tokenization,
 )
 from noria.gateway.http.methods import Methods
 from noria.gateway.http.request_context import RequestContext
@@ -86,7 +88,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     app.include_router(health.router)
     app.include_router(metrics.router)
     for prefix in ("/v1", ""):
-        for noun in (chat, completions, responses, conversations, embeddings, models):
+        for noun in (chat, completions, responses, conversations, embeddings, models, scoring, tokenization):
             app.include_router(noun.router, prefix=prefix)
     app.add_middleware(Methods, routes=app.routes)
     if settings.allowed_origins:

@@ -12,7 +12,7 @@ from typing import Literal
 
 from noria.engine.wire.messages import FinishReason, TokenFrame, TokenLogprob
 from noria.engine.wire.tokenizer import Tokenizer
-from noria.gateway.errors import DeadlineExpired, EngineFault, RequestCancelled
+from noria.gateway.errors import DeadlineExpired, EngineFault, InvalidRequest, RequestCancelled
 from noria.gateway.text.detokenizer import Detokenizer
 from noria.gateway.text.pieces import OutputParser, Piece
 from noria.gateway.text.stop_strings import StopStrings
@@ -201,6 +201,9 @@ class ChoiceReader:
 
 def check_end(frame: TokenFrame) -> None:
     """Raises a `GatewayError` where a frame says that its request failed."""
+    if frame.finish is FinishReason.ERROR and frame.error_param is not None:
+        message = f"Invalid '{frame.error_param}': {frame.error}."
+        raise InvalidRequest(message, param=frame.error_param, code="invalid_grammar")
     if frame.finish is FinishReason.ERROR:
         raise EngineFault(frame.error or "The model failed on this request.")
     if frame.finish is FinishReason.EXPIRED:
@@ -219,7 +222,8 @@ def one_by_one(frame: TokenFrame) -> Iterator[TokenFrame]:
         scores = frame.logprobs[place : place + 1] if frame.logprobs is not None else None
         prompt = frame.prompt_logprobs if place == 0 else None
         ending = (frame.finish, frame.usage, frame.error) if place == last else (None, None, None)
-        yield TokenFrame(frame.request_id, frame.epoch, frame.seq + place, [token_id], scores, *ending, prompt)
+        param = frame.error_param if place == last else None
+        yield TokenFrame(frame.request_id, frame.epoch, frame.seq + place, [token_id], scores, *ending, prompt, param)
 
 
 class Transcript:

@@ -38,6 +38,13 @@ _HELP = {
     "requests_failed_total": ("requests_failed", "Requests that ended in an error"),
     "select_seconds_total": ("select_seconds", "Time in which the scheduler chose rows"),
     "exchange_seconds_total": ("exchange_seconds", "Time of the exchanges with the store, waiting for work left out"),
+    "grammars_compiled_total": ("grammars_compiled", "Grammars of structured outputs compiled"),
+    "grammars_failed_total": ("grammars_failed", "Grammars that could not be compiled, or not within the limits"),
+    "grammar_cache_hits_total": (
+        "grammar_cache_hits",
+        "Requests whose grammar was there already, or on its way",
+    ),
+    "grammar_seconds_total": ("grammar_seconds", "Time spent compiling grammars"),
     "draining": ("draining", "1 while the engine claims nothing more and ends what it has"),
 }
 _GAUGES = frozenset(

@@ -64,7 +64,7 @@ async def plain_prompt(
     if isinstance(prompt, str):
         if kept is None:
             _refuse_hopeless(model, -(-len(prompt.encode()) // model.longest_token), param)
-        ids = await _text_ids(model.tokenizer, prompt, add_special_tokens)
+        ids = await text_ids(model.tokenizer, prompt, add_special_tokens)
         if not ids and not may_be_empty:
             ids = [_document_start(model.tokenizer, param)]
     else:
@@ -73,7 +73,8 @@ async def plain_prompt(
     return ids if kept is None else ids[-kept:]
 
 
-async def _text_ids(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
+async def text_ids(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
+    """Token ids of a text of any length, behind the BOS token where the model begins with one."""
     ids = await _encode(lambda: tokenizer.encode(text), in_thread=len(text.encode()) > INLINE_BYTES)
     if add_special_tokens and tokenizer.add_bos and tokenizer.bos_id is not None:
         return [tokenizer.bos_id, *ids]
@@ -94,13 +95,18 @@ async def vector_prompts(
     param: str,
     *,
     add_special_tokens: bool = True,
+    most: int | None = None,
 ) -> list[list[int]]:
-    """Token ids of texts that only become vectors, each within the context."""
+    """Token ids of inputs that only become vectors, each within the context. Of texts that may be longer the first
+    `most` tokens are taken."""
     kept, limit = kept_tokens(model.card, request, 0), prompt_limit(model.card)
     prompts = []
     for place, text in enumerate(inputs):
         name = f"{param}[{place}]" if len(inputs) > 1 else param
-        ids = await plain_prompt(model, text, param=name, add_special_tokens=add_special_tokens, kept=kept)
+        if most is not None and isinstance(text, str):
+            ids = (await text_ids(model.tokenizer, text, add_special_tokens))[:most]
+        else:
+            ids = await plain_prompt(model, text, param=name, add_special_tokens=add_special_tokens, kept=kept)
         if len(ids) > limit:
             raise ContextLengthExceeded(
                 f"This model's maximum context length is {limit} tokens. However, '{name}' has {len(ids)} tokens. "

@@ -53,6 +53,11 @@ class Question:
     def num_choices(self) -> int:
         return len(self.prompts) * self.fields.samples
 
+    @property
+    def has_grammar(self) -> bool:
+        """Whether an engine may find fault with the request: grammars are compiled there."""
+        return any(params.grammar is not None for params in self.params)
+
 
 @dataclass(frozen=True, slots=True)
 class Services:

@@ -45,12 +45,20 @@ class Events(Protocol):
 
 class EventStream(Response):
     """Enters the generation before the first byte, so that a refused request still has its own HTTP status, and
-    leaves it in any case. An error inside becomes an error event, and no [DONE] follows it."""
+    leaves it in any case. An error inside becomes an error event, and no [DONE] follows it.
+
+    `refusable`: an engine may yet refuse the request, so that its first word decides on the status as well."""
 
     media_type = "text/event-stream"
 
     def __init__(
-        self, generation: Generation, events: Events, open_streams: Gauge, queue_info: QueueInfo | None = None
+        self,
+        generation: Generation,
+        events: Events,
+        open_streams: Gauge,
+        queue_info: QueueInfo | None = None,
+        *,
+        refusable: bool = False,
     ) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
@@ -58,6 +66,7 @@ class EventStream(Response):
         self._events = events
         self._open_streams = open_streams
         self._queue_info = queue_info
+        self._refusable = refusable
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._generation:
@@ -65,7 +74,7 @@ class EventStream(Response):
                 self.headers.update(await self._queue_info.headers())
             writer = _Writer(self._generation, self._events, send)
             tasks = [
-                asyncio.ensure_future(writer.run(self.status_code, self.raw_headers)),
+                asyncio.ensure_future(self._write(writer)),
                 asyncio.ensure_future(client_left(receive)),
                 asyncio.ensure_future(self._generation.failed.wait()),
             ]
@@ -82,6 +91,11 @@ class EventStream(Response):
             finally:
                 self._open_streams.dec()
                 await cancel_and_wait(*tasks)
+
+    async def _write(self, writer: _Writer) -> bool:
+        if self._refusable:
+            await self._generation.begun()
+        return await writer.run(self.status_code, self.raw_headers)
 
     async def _comment(self, queue_info: QueueInfo, writer: _Writer) -> bool:
         async for comment in queue_info.comments():

@@ -210,7 +210,7 @@ HOMES = {
         "gateway/streaming.py",
     ),
     ("triton",): ("kernels/",),
-    ("xgrammar",): ("engine/grammar.py",),
+    ("xgrammar", "tvm_ffi"): ("engine/grammar/",),
 }
 """Packages -> the only places that import them."""
 

@@ -14,7 +14,7 @@ from noria.engine.execution.sampler import logprobs, sample, token_logprob
 from noria.engine.execution.step import RowOutput, StepInput
 from noria.engine.models.decoder import Decoder
 from noria.engine.wire.messages import TokenLogprob
-from noria.kernels.ops import KVPools
+from noria.kernels.pools import KVPools
 
 PROMPT_LOGITS = 64
 """Positions whose logits are held at once for prompt log-probabilities: 64 x 49,152 floats are 12 MB."""

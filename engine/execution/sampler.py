@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from noria.engine.execution.noise import exponentials
-from noria.engine.execution.step import RowOutput, Sampling
+from noria.engine.execution.step import NoMask, RowOutput, Sampling
 from noria.engine.wire.messages import SamplingParams, TokenLogprob
 
 CANDIDATES = 256
@@ -21,25 +23,27 @@ CANDIDATES = 256
 def sample(logits: Tensor, rows: Sequence[Sampling]) -> list[RowOutput]:
     """Choose a token for each row of `logits` [R, V] float32, which is overwritten.
 
-    Order as in vLLM and transformers: repetition, frequency and presence penalties, logit bias, banned tokens, then
-    greedy where the temperature is 0, else temperature, min-p, top-k, top-p and one draw. A row whose logits are not
-    numbers gives an output with `error` and disturbs no other.
+    Order as in vLLM and transformers: repetition, frequency and presence penalties, logit bias, the grammar's mask,
+    banned tokens, then greedy where the temperature is 0, else temperature, min-p, top-k, top-p and one draw. A row
+    whose logits are not numbers, or whose grammar allows no token, gives an output with `error` and disturbs no other.
     """
     if not rows:
         return []
-    broken = torch.isnan(logits).any(dim=1).tolist()
-    raw = {i: logprobs(logits[i]) for i, row in enumerate(rows) if row.params.logprobs is not None and not broken[i]}
+    nan = torch.isnan(logits).any(dim=1).tolist()
+    faults = {i: "the model's logits are not finite" for i, broken in enumerate(nan) if broken}
+    raw = {i: logprobs(logits[i]) for i, row in enumerate(rows) if row.params.logprobs is not None and i not in faults}
     for i, row in enumerate(rows):
         _adjust(logits[i], row)
+    faults |= _restrict(logits, rows)
     chosen = torch.argmax(logits, dim=1).tolist()
-    drawn = [i for i, row in enumerate(rows) if row.params.temperature > 0 and not broken[i]]
+    drawn = [i for i, row in enumerate(rows) if row.params.temperature > 0 and i not in faults]
     if drawn:
         picks = _draw(logits[drawn], [rows[i] for i in drawn])
         for i, token in zip(drawn, picks, strict=True):
             chosen[i] = token
     return [
-        RowOutput(error="the model's logits are not finite")
-        if broken[i]
+        RowOutput(error=faults[i])
+        if i in faults
         else RowOutput((chosen[i],), [token_logprob(raw[i], chosen[i], row.params.logprobs or 0)] if i in raw else None)
         for i, row in enumerate(rows)
     ]
@@ -61,7 +65,7 @@ def token_logprob(row: Tensor, token: int, alternatives: int) -> TokenLogprob:
 
 
 def _adjust(logits: Tensor, row: Sampling) -> None:
-    """Apply penalties, bias and bans to one row [V] in place; free for rows that have none."""
+    """Apply penalties and bias to one row [V] in place; free for rows that have none."""
     params = row.params
     if row.history is not None:
         num_prompt, tokens = row.history
@@ -76,8 +80,41 @@ def _adjust(logits: Tensor, row: Sampling) -> None:
     if params.logit_bias:
         ids = torch.tensor(list(params.logit_bias), dtype=torch.int64)
         logits[ids] += torch.tensor(list(params.logit_bias.values()), dtype=torch.float32)
-    if row.banned:
-        logits[list(row.banned)] = -torch.inf
+
+
+def _restrict(logits: Tensor, rows: Sequence[Sampling]) -> dict[int, str]:
+    """Take away in place what a row [V] may not choose; returns what is wrong with rows that have nothing left. Banned
+    tokens come after all where the grammar allows nothing else: a fulfilled grammar ends its request whatever
+    `min_tokens` and `ignore_eos` say."""
+    masked, faults = _masks(rows)
+    if masked:
+        words = torch.from_numpy(np.stack(list(masked.values())))  # int32 [masked, W]
+        bits = torch.bitwise_right_shift(words[:, :, None], torch.arange(32, dtype=torch.int32)) & 1
+        allowed = bits.flatten(1)[:, : logits.shape[1]].bool()
+        for place, (i, some) in enumerate(zip(masked, allowed.any(dim=1).tolist(), strict=True)):
+            logits[i].masked_fill_(~allowed[place], -torch.inf)
+            if not some:
+                faults[i] = "the grammar allows no token here"
+    for i, row in enumerate(rows):
+        if row.banned:
+            banned = list(row.banned)
+            kept = logits[i, banned]
+            logits[i, banned] = -torch.inf
+            if i in masked and logits[i].amax() == -torch.inf:
+                logits[i, banned] = kept
+    return faults
+
+
+def _masks(rows: Sequence[Sampling]) -> tuple[dict[int, NDArray[np.int32]], dict[int, str]]:
+    """The masks by row, and what is wrong with rows that should have one."""
+    masked, faults = {}, {}
+    for i, row in enumerate(rows):
+        if row.mask is not None:
+            try:
+                masked[i] = row.mask.words()[0]
+            except NoMask as error:
+                faults[i] = str(error)
+    return masked, faults
 
 
 def _draw(logits: Tensor, rows: Sequence[Sampling]) -> list[int]:

@@ -5,9 +5,24 @@ What every rank needs to compute a batch travels here; workers keep no state of 
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from noria.engine.wire.messages import SamplingParams, TokenLogprob
+
+
+class NoMask(Exception):
+    """A row's mask cannot be had; the message says why."""
+
+
+class Mask(Protocol):
+    """Which tokens may come next, being found out while the model computes."""
+
+    def words(self) -> NDArray[np.int32]:
+        """Bits of the allowed ids, lowest first: [positions, ceil(vocab / 32)]. Raises NoMask."""
 
 
 class Sampling(msgspec.Struct, frozen=True):
@@ -15,13 +30,15 @@ class Sampling(msgspec.Struct, frozen=True):
 
     `position` is the index that the token will have in the request; together with the seed it keys the noise.
     `history` is (prompt length, all tokens) where a penalty needs it, else None. `banned` are ids that must not come
-    now: the stop tokens, until `min_tokens` is reached or for ever under `ignore_eos`.
+    now: the stop tokens, until `min_tokens` is reached or for ever under `ignore_eos`. `mask` is set where a grammar
+    says what may come; it goes before everything else that is asked of a token.
     """
 
     params: SamplingParams
     position: int
     history: tuple[int, list[int]] | None = None
     banned: tuple[int, ...] = ()
+    mask: Mask | None = None
 
 
 class Pooling(msgspec.Struct, frozen=True):

@@ -6,7 +6,7 @@ Knows tensor names in the Hugging Face style; where their bytes come from is the
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,8 +14,10 @@ from torch import Tensor
 from noria.engine.models.decoder import DecoderWeights, LayerWeights
 from noria.engine.models.errors import ModelError
 from noria.engine.models.spec import ModelSpec
-from noria.kernels import ops
-from noria.kernels.ops import PackedLinear
+from noria.kernels.ops import Ops
+from noria.kernels.weights import Weight
+
+AnyWeight = TypeVar("AnyWeight", Tensor, Weight)
 
 
 class Checkpoint(Protocol):
@@ -32,21 +34,24 @@ class Checkpoint(Protocol):
     def tensor(self, name: str) -> Tensor:
         """The tensor's values in float32, in memory of their own. KeyError when there is no such tensor."""
 
+    def weight(self, name: str) -> Weight:
+        """A matrix as precisely as the file holds it: `tensor`, or integers in groups where they are that."""
+
 
 def build_weights(
-    spec: ModelSpec, checkpoint: Checkpoint, progress: Callable[[int, int], None] | None = None
+    spec: ModelSpec, checkpoint: Checkpoint, ops: Ops, progress: Callable[[int, int], None] | None = None
 ) -> DecoderWeights:
-    """Read every weight of the model. `progress` gets (bytes read, bytes in all) after each tensor.
+    """Read every weight of the model and lay it out for `ops`. `progress` gets bytes read and bytes in all.
 
     Raises ModelError, naming the checkpoint and the tensor, where one is missing or has another shape.
     """
-    reader = _TensorReader(spec, checkpoint, progress)
+    reader = _TensorReader(spec, checkpoint, ops, progress)
     hidden, vocab = spec.hidden_size, spec.vocab_size
-    embedding = reader.read("model.embed_tokens.weight", (vocab, hidden))
+    table = reader.weight("model.embed_tokens.weight", (vocab, hidden))
     layers = [_build_layer(spec, reader, f"model.layers.{index}.") for index in range(spec.num_layers)]
     norm = reader.read("model.norm.weight", (hidden,))
-    head = ops.pack_linear(embedding if spec.tied else reader.read("lm_head.weight", (vocab, hidden)))
-    return DecoderWeights(embedding, layers, norm, head)
+    head = ops.pack_linear([table if spec.tied else reader.weight("lm_head.weight", (vocab, hidden))])
+    return DecoderWeights(ops.pack_table(table, head if spec.tied else None), layers, norm, head)
 
 
 def tensor_names(spec: ModelSpec) -> list[str]:
@@ -66,15 +71,24 @@ def tensor_names(spec: ModelSpec) -> list[str]:
 
 
 class _TensorReader:
-    def __init__(self, spec: ModelSpec, checkpoint: Checkpoint, progress: Callable[[int, int], None] | None) -> None:
+    def __init__(
+        self, spec: ModelSpec, checkpoint: Checkpoint, ops: Ops, progress: Callable[[int, int], None] | None
+    ) -> None:
         self._checkpoint = checkpoint
+        self._ops = ops
         self._progress = progress
         self._total = sum(checkpoint.num_bytes(name) for name in tensor_names(spec))
         self._done = 0
 
     def read(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        return self._checked(name, shape, self._checkpoint.tensor)
+
+    def weight(self, name: str, shape: tuple[int, ...]) -> Weight:
+        return self._checked(name, shape, self._checkpoint.weight)
+
+    def _checked(self, name: str, shape: tuple[int, ...], get: Callable[[str], AnyWeight]) -> AnyWeight:
         try:
-            tensor = self._checkpoint.tensor(name)
+            tensor = get(name)
         except KeyError as error:
             raise ModelError(f"{self._checkpoint.label}: tensor {name} is missing") from error
         if tuple(tensor.shape) != shape:
@@ -86,11 +100,11 @@ class _TensorReader:
             self._progress(self._done, self._total)
         return tensor
 
-    def linear(self, parts: list[tuple[str, int]], in_features: int, bias: bool) -> PackedLinear:
+    def linear(self, parts: list[tuple[str, int]], in_features: int, bias: bool) -> Any:
         """The named projections (name, out features), stacked in order into one packed linear."""
-        weights = [self.read(f"{name}.weight", (out, in_features)) for name, out in parts]
+        weights = [self.weight(f"{name}.weight", (out, in_features)) for name, out in parts]
         biases = [self.read(f"{name}.bias", (out,)) for name, out in parts] if bias else []
-        return ops.pack_linear(torch.cat(weights), torch.cat(biases) if bias else None)
+        return self._ops.pack_linear(weights, torch.cat(biases) if bias else None)
 
 
 def _build_layer(spec: ModelSpec, reader: _TensorReader, prefix: str) -> LayerWeights:

@@ -6,16 +6,19 @@ Knows layers and tensors; not batches, requests, files or the scheduler.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from noria.engine.models.rope import cos_sin, inverse_frequencies
+from noria.engine.models.rope import RotaryAngles
 from noria.engine.models.spec import ModelSpec
-from noria.kernels import ops
 from noria.kernels.layout import RaggedLayout
-from noria.kernels.ops import AttentionPlan, KVPools, PackedLinear
+from noria.kernels.ops import Ops
+from noria.kernels.pools import KVPools
+
+Packed = Any
+"""A linear layer as `Ops.pack_linear` laid it out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,30 +26,31 @@ class LayerWeights:
     """One layer. `qkv` gives queries, keys and values side by side; `gate_up` gives gate beside up."""
 
     attention_norm: Tensor  # [hidden]
-    qkv: PackedLinear  # [(Hq + 2 Hk) * D, hidden]
-    output: PackedLinear  # [hidden, Hq * D]
+    qkv: Packed  # [(Hq + 2 Hk) * D, hidden]
+    output: Packed  # [hidden, Hq * D]
     ffn_norm: Tensor  # [hidden]
-    gate_up: PackedLinear  # [2 * ffn, hidden]
-    down: PackedLinear  # [hidden, ffn]
+    gate_up: Packed  # [2 * ffn, hidden]
+    down: Packed  # [hidden, ffn]
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """All weights of a model."""
+    """All weights of a model, packed by the operations that compute with them."""
 
-    embedding: Tensor  # [vocab, hidden], any float type
+    embedding: Any  # [vocab, hidden], as `Ops.pack_table` laid it out
     layers: list[LayerWeights]
     norm: Tensor  # [hidden]
-    head: PackedLinear  # [vocab, hidden]
+    head: Packed  # [vocab, hidden]
 
 
 class Decoder:
     """A Llama-family model (pre-norm, rotary positions, grouped-query attention, SwiGLU). Holds weights only."""
 
-    def __init__(self, spec: ModelSpec, weights: DecoderWeights) -> None:
+    def __init__(self, spec: ModelSpec, weights: DecoderWeights, ops: Ops) -> None:
         self.spec = spec
+        self.ops = ops
         self._weights = weights
-        self._inv_freq = inverse_frequencies(spec.rope, spec.head_dim)
+        self._angles = RotaryAngles(spec.rope, spec.head_dim)
         self._scale = spec.head_dim**-0.5
 
     def forward(
@@ -61,44 +65,32 @@ class Decoder:
 
         token_ids and positions int64 [T], flattened as `layout` says; positions count from 0 in each row.
         """
-        x = F.embedding(token_ids, self._weights.embedding).float()  # [T, hidden]
-        angles = cos_sin(self._inv_freq, positions)
-        plan = ops.plan_attention(layout, kv.keys[0])
+        x = self.ops.embed(self._weights.embedding, token_ids)
+        angles = self._angles.up_to(int(positions.max()) + 1 if len(positions) else 0)
+        plan = self.ops.plan_step(layout, positions, angles, kv, self._scale)
         for index, layer in enumerate(self._weights.layers):
-            x = self._attention(x, layer, angles, kv.keys[index], kv.values[index], layout, plan)
+            x = self._attention(x, layer, index, kv, plan)
             x = self._feed_forward(x, layer)
         return x
 
     @torch.inference_mode()
     def final(self, hidden: Tensor) -> Tensor:
         """Hidden states [N, hidden] behind the final norm, as embeddings are made of: float32 [N, hidden]."""
-        return ops.rms_norm(hidden, self._weights.norm, self.spec.norm_eps)
+        return self.ops.rms_norm(hidden, self._weights.norm, self.spec.norm_eps)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Next-token logits of hidden states [L, hidden]: float32 [L, vocab]. The head is the largest matrix, so only
         the tokens that need it come here."""
-        return ops.linear(self.final(hidden), self._weights.head)
+        return self.ops.linear(self.final(hidden), self._weights.head)
 
-    def _attention(
-        self,
-        x: Tensor,
-        layer: LayerWeights,
-        angles: tuple[Tensor, Tensor],
-        k_pool: Tensor,
-        v_pool: Tensor,
-        layout: RaggedLayout,
-        plan: AttentionPlan,
-    ) -> Tensor:
-        spec = self.spec
-        normed = ops.rms_norm(x, layer.attention_norm, spec.norm_eps)
-        qkv = ops.linear(normed, layer.qkv).view(len(x), -1, spec.head_dim)  # [T, Hq + 2 Hk, D]
-        num_rotated = spec.num_heads + spec.num_kv_heads
-        rotated = ops.rope(qkv[:, :num_rotated], *angles)
-        ops.write_kv(rotated[:, spec.num_heads :], qkv[:, num_rotated:], k_pool, v_pool, layout.slot_mapping)
-        attended = ops.ragged_attention(rotated[:, : spec.num_heads], k_pool, v_pool, layout, self._scale, plan)
-        return x + ops.linear(attended.flatten(1), layer.output)
+    def _attention(self, x: Tensor, layer: LayerWeights, index: int, kv: KVPools, plan: Any) -> Tensor:
+        ops = self.ops
+        qkv = ops.linear(ops.rms_norm(x, layer.attention_norm, self.spec.norm_eps), layer.qkv)
+        queries = ops.rope_write_kv(qkv, kv, index, plan)
+        return ops.linear(ops.ragged_attention(queries, kv, index, plan), layer.output, add_to=x)
 
     def _feed_forward(self, x: Tensor, layer: LayerWeights) -> Tensor:
-        normed = ops.rms_norm(x, layer.ffn_norm, self.spec.norm_eps)
-        return x + ops.linear(ops.silu_mul(ops.linear(normed, layer.gate_up)), layer.down)
+        ops = self.ops
+        gate_up = ops.linear(ops.rms_norm(x, layer.ffn_norm, self.spec.norm_eps), layer.gate_up)
+        return ops.linear(ops.silu_mul(gate_up), layer.down, add_to=x)

@@ -13,7 +13,9 @@ from torch import Tensor
 
 from noria.engine.models.errors import ModelError
 from noria.engine.models.gguf_file import GGUFFile
+from noria.engine.models.gguf_groups import read_groups
 from noria.engine.models.spec import ModelSpec, RopeSpec
+from noria.kernels.weights import Weight
 
 ARCHITECTURES = ("llama", "qwen2")  # "llama" covers Llama 2 and 3, SmolLM2 and Mistral
 
@@ -53,11 +55,23 @@ class GGUFCheckpoint:
 
     def tensor(self, name: str) -> Tensor:
         values = self.file.dequantize(_gguf_name(name))
-        if self._architecture == "llama" and ".q_proj." in name:
-            return _half_rotation(values, self._spec.num_heads)
-        if self._architecture == "llama" and ".k_proj." in name:
-            return _half_rotation(values, self._spec.num_kv_heads)
-        return values
+        num_heads = self._paired_heads(name)
+        return _half_rotation(values, num_heads) if num_heads else values
+
+    def weight(self, name: str) -> Weight:
+        grouped = read_groups(self.file, _gguf_name(name))
+        if grouped is None:
+            return self.tensor(name)
+        num_heads = self._paired_heads(name)
+        return grouped.rows(lambda rows: _half_rotation(rows, num_heads)) if num_heads else grouped
+
+    def _paired_heads(self, name: str) -> int:
+        """Heads of a projection whose rows are in llama.cpp's rotary order; 0 for all others."""
+        if self._architecture != "llama":
+            return 0
+        if ".q_proj." in name:
+            return self._spec.num_heads
+        return self._spec.num_kv_heads if ".k_proj." in name else 0
 
     def _read_spec(self) -> ModelSpec:
         tensors = self.file.tensors

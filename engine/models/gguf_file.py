@@ -67,12 +67,16 @@ class GGUFFile:
         self._bytes = np.frombuffer(mapping, np.uint8)
         self._check_tensors()
 
+    def raw(self, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """The tensor's bytes as the file has them, a row of the tensor in each: a view."""
+        place = self.tensors[name]
+        rows = int(np.prod(place.shape[:-1])) if len(place.shape) > 1 else 1
+        return self._bytes[place.offset : place.offset + place.nbytes].reshape(rows, -1)
+
     def dequantize(self, name: str) -> Tensor:
         """The tensor's values: float32, in memory of their own."""
-        place = self.tensors[name]
-        raw = self._bytes[place.offset : place.offset + place.nbytes]
-        rows = int(np.prod(place.shape[:-1])) if len(place.shape) > 1 else 1
-        raw = raw.reshape(rows, -1)
+        place, raw = self.tensors[name], self.raw(name)
+        rows = len(raw)
         values = torch.empty(rows, place.shape[-1])
         step = max(1, _CHUNK_VALUES // place.shape[-1])
         for start in range(0, rows, step):

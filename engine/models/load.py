@@ -18,6 +18,7 @@ from noria.engine.models.safetensors_checkpoint import SafetensorsCheckpoint
 from noria.engine.models.source import ModelSource
 from noria.engine.models.spec import ModelSpec
 from noria.engine.wire.messages import TokenizerFiles
+from noria.kernels.ops import Ops
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +36,14 @@ def inspect(source: ModelSource) -> ModelSpec:
     return _open(source).spec()
 
 
-def load(source: ModelSource, *, progress: Callable[[int, int], None] | None = None) -> LoadedModel:
-    """Read the whole model into memory as float32. `progress` gets (bytes read, bytes in all) after each tensor.
+def stored_bytes(source: ModelSource) -> int:
+    """Bytes that the model's tensors take on disk."""
+    checkpoint = _open(source)
+    return sum(checkpoint.num_bytes(name) for name in tensor_names(checkpoint.spec()))
+
+
+def load(source: ModelSource, ops: Ops, *, progress: Callable[[int, int], None] | None = None) -> LoadedModel:
+    """Read the whole model into memory, laid out for `ops`. `progress` gets bytes read and bytes in all.
 
     Raises ModelError when a file is broken, a tensor is missing or the architecture is not supported.
     """
@@ -48,17 +55,17 @@ def load(source: ModelSource, *, progress: Callable[[int, int], None] | None = N
         if isinstance(checkpoint, GGUFCheckpoint)
         else hf_tokenizer_files(source.path)
     )
-    weights = build_weights(spec, checkpoint, progress)
-    return LoadedModel(Decoder(spec, weights), spec, tokenizer_files, _fingerprint(spec, checkpoint))
+    weights = build_weights(spec, checkpoint, ops, progress)
+    return LoadedModel(Decoder(spec, weights, ops), spec, tokenizer_files, _fingerprint(spec, checkpoint, ops))
 
 
 def _open(source: ModelSource) -> GGUFCheckpoint | SafetensorsCheckpoint:
     return GGUFCheckpoint(source.path) if source.kind == "gguf" else SafetensorsCheckpoint(source.path)
 
 
-def _fingerprint(spec: ModelSpec, checkpoint: Checkpoint) -> str:
-    """Hash of the shape, the precision, and the bytes of a few tensors: free of file names and dates."""
-    digest = hashlib.sha256(f"float32 {sorted(asdict(spec).items())}".encode())
+def _fingerprint(spec: ModelSpec, checkpoint: Checkpoint, ops: Ops) -> str:
+    """Hash of the shape, the kernels, and the bytes of a few tensors: free of file names and dates."""
+    digest = hashlib.sha256(f"{ops.name} {sorted(asdict(spec).items())}".encode())
     for name in tensor_names(spec):
         digest.update(f"{name} {checkpoint.num_bytes(name)}".encode())
     for name in ("model.norm.weight", "model.layers.0.self_attn.k_proj.weight"):

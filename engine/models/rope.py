@@ -1,6 +1,6 @@
 """Angles of the rotary position embedding for given positions.
 
-Knows the formulas only; `ops.rope` applies the rotation.
+Knows the formulas only; the kernels apply the rotation.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from noria.engine.models.spec import RopeSpec
+
+FIRST_POSITIONS = 2048
 
 
 def inverse_frequencies(rope: RopeSpec, head_dim: int) -> Tensor:
@@ -25,10 +27,22 @@ def inverse_frequencies(rope: RopeSpec, head_dim: int) -> Tensor:
     return plain
 
 
-def cos_sin(inv_freq: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of every angle: positions [T] -> two float32 [T, head_dim / 2]."""
-    angles = positions.float()[:, None] * inv_freq[None, :]
-    return angles.cos(), angles.sin()
+class RotaryAngles:
+    """The table of all positions' angles, grown as longer contexts come."""
+
+    def __init__(self, rope: RopeSpec, head_dim: int) -> None:
+        self._inv_freq = inverse_frequencies(rope, head_dim)
+        self._table = self._rows(FIRST_POSITIONS)
+
+    def up_to(self, num_positions: int) -> Tensor:
+        """float32 [at least num_positions, head_dim]: the cosines of a position's angles, then their sines."""
+        if num_positions > len(self._table):
+            self._table = self._rows(2 * num_positions)
+        return self._table
+
+    def _rows(self, num_positions: int) -> Tensor:
+        angles = torch.arange(num_positions, dtype=torch.float32)[:, None] * self._inv_freq[None, :]
+        return torch.cat((angles.cos(), angles.sin()), dim=1)
 
 
 def _llama3(plain: Tensor, rope: RopeSpec) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from noria.engine.models.errors import ModelError
 from noria.engine.models.spec import ModelSpec, RopeSpec
+from noria.kernels.weights import Weight
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
 
@@ -67,6 +68,9 @@ class SafetensorsCheckpoint:
             raise ModelError(f"{self.label}: tensor {name} holds {values.dtype}: not supported")
         # Tensors of the file are views of its mapping: the copy lets the mapping go.
         return values.to(torch.float32, copy=True)
+
+    def weight(self, name: str) -> Weight:
+        return self.tensor(name)
 
     def _open_files(self) -> None:
         index = read_json(self._folder / "model.safetensors.index.json").get("weight_map")

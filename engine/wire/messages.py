@@ -205,6 +205,10 @@ class EngineStats(msgspec.Struct, frozen=True):
     select_seconds_total: float = 0.0  # the scheduler's choice of rows
     exchange_seconds_total: float = 0.0  # with the store, waiting for work left out
     draining: bool = False  # it claims nothing more and will go
+    grammars_compiled_total: int = 0
+    grammars_failed_total: int = 0  # refused, or cut off at a limit
+    grammar_cache_hits_total: int = 0
+    grammar_seconds_total: float = 0.0  # from asking for a grammar that is not in the cache to the answer
 
 
 class Claimed(msgspec.Struct, frozen=True):

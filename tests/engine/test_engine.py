@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 import subprocess
 import tempfile
@@ -10,14 +11,21 @@ import threading
 import time
 from array import array
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 import redis
+import tokenizers
+import torch
+from tokenizers import decoders, models, pre_tokenizers
 
 from noria.engine.engine import Engine
 from noria.engine.execution.executor import LocalExecutor
-from noria.engine.execution.step import RowOutput, StepInput
+from noria.engine.execution.sampler import sample
+from noria.engine.execution.step import RowInput, RowOutput, StepInput
+from noria.engine.grammar.grammars import Grammars
+from noria.engine.grammar.matcher import CompiledGrammar
 from noria.engine.scheduling.kv_blocks import KVBlocks
 from noria.engine.scheduling.policy import POLICIES
 from noria.engine.scheduling.scheduler import Scheduler
@@ -25,11 +33,13 @@ from noria.engine.wire.broker import EngineBroker, GatewayBroker
 from noria.engine.wire.messages import (
     FinishReason,
     GenerationRequest,
+    Grammar,
     ModelCard,
     SamplingParams,
     TokenFrame,
     TokenizerFiles,
 )
+from noria.engine.wire.tokenizer import Tokenizer
 
 BAD, BROKEN_LOGITS, EOS = 666, 667, 999
 CARD = ModelCard(
@@ -45,7 +55,18 @@ CARD = ModelCard(
     policy="paged",
     fingerprint="fp",
 )
-FILES = TokenizerFiles("{}", None, None, None, False)
+
+
+def byte_files() -> TokenizerFiles:
+    """Ids 0 to 255 are bytes; the model's other ids mean nothing."""
+    vocab = {symbol: place for place, symbol in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    inner = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    inner.decoder = decoders.ByteLevel()
+    return TokenizerFiles(inner.to_str(), None, None, None, False)
+
+
+FILES = byte_files()
+TOKENIZER = Tokenizer.load(FILES)
 
 
 def next_token(last: int) -> int:
@@ -55,7 +76,8 @@ def next_token(last: int) -> int:
 
 class TinyModel:
     """Fails whole iterations that hold the token BAD, and gives broken logits to rows that hold BROKEN_LOGITS. The
-    vector of a pooled row is its token ids, one after the other."""
+    vector of a pooled row is its token ids, one after the other. Rows with a grammar get logits of noise and the real
+    sampler."""
 
     def __init__(self) -> None:
         self.batch_sizes: list[int] = []
@@ -66,14 +88,17 @@ class TinyModel:
         self.batch_sizes.append(len(step.rows))
         if any(BAD in row.token_ids for row in step.rows):
             raise ArithmeticError("planted fault")
-        return [
-            RowOutput(error="planted")
-            if BROKEN_LOGITS in row.token_ids
-            else RowOutput(pooled=row.pooling.carried + array("i", row.token_ids).tobytes())
-            if row.pooling
-            else RowOutput((next_token(row.token_ids[-1]),) if row.sampling else ())
-            for row in step.rows
-        ]
+        return [self._output(row) for row in step.rows]
+
+    def _output(self, row: RowInput) -> RowOutput:
+        if BROKEN_LOGITS in row.token_ids:
+            return RowOutput(error="planted")
+        if row.pooling:
+            return RowOutput(pooled=row.pooling.carried + array("i", row.token_ids).tobytes())
+        if row.sampling is not None and row.sampling.mask is not None:
+            noise = torch.Generator().manual_seed(row.sampling.position)
+            return sample(torch.randn(1, CARD.vocab_size, generator=noise), [row.sampling])[0]
+        return RowOutput((next_token(row.token_ids[-1]),) if row.sampling else ())
 
 
 class RunningEngine:
@@ -84,6 +109,7 @@ class RunningEngine:
         lease_seconds: float = 5.0,
         executor: type[LocalExecutor] = LocalExecutor,
         policy: str = "paged",
+        grammars: Grammars | None = None,
     ) -> None:
         self.model = TinyModel()
         self.scheduler = Scheduler(
@@ -97,7 +123,8 @@ class RunningEngine:
         self.executor = executor(self.model.execute)
         self.broker = EngineBroker(url, "tiny", lease_seconds=lease_seconds)
         self.broker.register(CARD, FILES)
-        self.engine = Engine(self.scheduler, self.executor, self.broker, CARD)
+        grammars = grammars or Grammars(FILES, vocab_size=CARD.vocab_size, stop_token_ids=CARD.eos_token_ids)
+        self.engine = Engine(self.scheduler, self.executor, self.broker, CARD, grammars)
         self._stop, self.hurry = threading.Event(), threading.Event()
         self._drain_seconds = 0.0
         self._thread = threading.Thread(target=self._run)
@@ -489,3 +516,134 @@ async def test_requests_of_a_dead_gateway_do_not_hold_up_the_living(client: Clie
         assert sum(running.model.batch_sizes) < 8 * 3.5 / 0.02
     finally:
         running.stop()
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Iterator[Grammars]:
+    found = Grammars(FILES, vocab_size=CARD.vocab_size, stop_token_ids=CARD.eos_token_ids, seconds=20)
+    yield found
+    found.close()
+
+
+class HeldGrammars(Grammars):
+    """Its grammars are compiled for as long as the test wants."""
+
+    def __init__(self, real: Grammars) -> None:
+        super().__init__(FILES, vocab_size=CARD.vocab_size, stop_token_ids=CARD.eos_token_ids, seconds=20)
+        self._real = real
+        self._held: list[tuple[Future[CompiledGrammar], Grammar]] = []
+
+    def compile(self, grammar: Grammar) -> Future[CompiledGrammar]:
+        self._held.append((Future(), grammar))
+        return self._held[-1][0]
+
+    def release(self) -> None:
+        for future, grammar in self._held:
+            future.set_result(self._real.compile(grammar).result(60))
+
+
+def shaped(regex: str, **sampling: object) -> dict[str, object]:
+    return {"max_tokens": 100, "grammar": Grammar("regex", regex, "guided_regex"), **sampling}
+
+
+async def test_a_grammar_shapes_its_own_request_and_ends_it(client: Client, store: str, grammars: Grammars) -> None:
+    running = RunningEngine(store, grammars=grammars)
+    try:
+        for i in range(3):
+            await client.send(f"plain{i}", [10 * i], sampling={"max_tokens": 12})
+            await client.send(f"shaped{i}", [5 + i], sampling=shaped("[a-z]{3}-[0-9]{2}", temperature=1, seed=i))
+        await client.send("cut", [5], sampling=shaped("[a-z]+", max_tokens=4, temperature=1, logit_bias={EOS: -100.0}))
+        # A fulfilled grammar ends its request whatever else says that it must go on.
+        await client.send("on", [5], sampling=shaped("ab", min_tokens=50, ignore_eos=True))
+        assert await client.ends(*(f"plain{i}" for i in range(3)), "cut") == ["length"] * 4
+        assert await client.ends(*(f"shaped{i}" for i in range(3)), "on") == ["stop"] * 4
+        for i in range(3):
+            assert client.tokens[f"plain{i}"] == list(range(10 * i + 1, 10 * i + 13))
+            *text, end = client.tokens[f"shaped{i}"]
+            assert end == EOS and re.fullmatch("[a-z]{3}-[0-9]{2}", TOKENIZER.decode(text))
+        assert client.tokens["on"] == [*TOKENIZER.encode("ab"), EOS]
+        running.scheduler.check()
+    finally:
+        running.stop()
+
+
+async def test_a_bad_grammar_ends_its_own_request_and_names_the_field(
+    client: Client, store: str, grammars: Grammars
+) -> None:
+    running = RunningEngine(store, grammars=grammars)
+    try:
+        await client.send("bad", [5], sampling=shaped("(a"))
+        await client.send("nothing", [5], sampling=shaped("a"), cache_salt="x")
+        assert await client.ends("bad", "nothing") == ["error", "stop"]
+        assert client.last["bad"].error_param == "guided_regex" and "parenthesis" in str(client.last["bad"].error)
+    finally:
+        running.stop()
+
+
+async def test_who_waits_for_a_grammar_holds_up_nobody_and_can_be_ended(
+    client: Client, store: str, grammars: Grammars
+) -> None:
+    held = HeldGrammars(grammars)
+    running = RunningEngine(store, grammars=held)
+    running.model.pace = 0.002
+    try:
+        await client.send("gone", [5], sampling=shaped("a"))
+        await client.send("late", [5], sampling=shaped("b"), deadline_ms=int(time.time() * 1000) + 400)
+        await client.send("patient", [5], sampling=shaped("[0-9]{4}"))
+        await client.send("plain", [10], sampling={"max_tokens": 50})
+        assert await client.ends("plain") == ["length"]
+        assert running.engine.num_held >= 2 and "gone" not in client.last
+        await client.broker.cancel("tiny", "gone")
+        assert await client.ends("gone", "late") == ["cancelled", "expired"]
+        await client.send("after", [20])
+        assert await client.ends("after") == ["length"] and "patient" not in client.last
+        held.release()
+        assert await client.ends("patient") == ["stop"]
+        assert running.engine.num_held == 0
+    finally:
+        running.stop()
+        held.close()
+
+
+async def test_a_drain_waits_for_a_grammar_and_hands_back_what_never_came(
+    client: Client, store: str, grammars: Grammars
+) -> None:
+    held = HeldGrammars(grammars)
+    first = RunningEngine(store, grammars=held)
+    await client.send("r", [5], sampling=shaped("[0-9]{4}"))
+    until = time.monotonic() + 10
+    while first.engine.num_held == 0:
+        assert time.monotonic() < until
+        await asyncio.sleep(0.01)
+    first.drain(0.2)
+    first.join()
+    first.broker.close()
+    held.close()
+    second = RunningEngine(store, grammars=grammars)
+    try:
+        assert await client.ends("r") == ["stop"]
+    finally:
+        second.stop()
+
+
+async def test_another_engine_goes_on_in_the_middle_of_a_grammar(
+    client: Client, store: str, grammars: Grammars
+) -> None:
+    sampling = shaped("([a-c][0-9]){30}", temperature=1, seed=3)
+    first = RunningEngine(store, lease_seconds=0.6, grammars=grammars)
+    await client.send("whole", [5], sampling=sampling)
+    assert await client.ends("whole") == ["stop"]
+    first.model.pace = 0.01
+    await client.send("broken", [5], sampling=sampling)
+    await client.read(lambda: len(client.tokens.get("broken", [])) > 10)
+    first.halt()
+    second = RunningEngine(store, grammars=grammars)
+    try:
+        while not await client.broker.reap("tiny"):
+            pass
+        assert await client.ends("broken") == ["stop"]
+        assert len(client.tokens["broken"]) == 61
+        assert client.tokens["broken"] == client.tokens["whole"]
+    finally:
+        second.stop()
+        first.broker.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -11,16 +12,34 @@ from hypothesis import strategies as st
 
 from noria.engine.execution import sampler
 from noria.engine.execution.noise import exponentials
-from noria.engine.execution.step import Sampling
+from noria.engine.execution.step import NoMask, Sampling
 from noria.engine.wire.messages import SamplingParams
 
 VOCAB = 50
 
 
+class Only:
+    """A mask of the given ids; None: it cannot be had."""
+
+    def __init__(self, *ids: int | None) -> None:
+        self.ids = ids
+
+    def words(self) -> np.ndarray:
+        if None in self.ids:
+            raise NoMask("too slow")
+        bits = np.zeros(-(-VOCAB // 32) * 32, np.uint8)
+        bits[list(self.ids)] = 1
+        return np.packbits(bits, bitorder="little").view(np.int32)[None]
+
+
 def row(
-    position: int = 0, history: tuple[int, list[int]] | None = None, banned: tuple[int, ...] = (), **params: object
+    position: int = 0,
+    history: tuple[int, list[int]] | None = None,
+    banned: tuple[int, ...] = (),
+    mask: Only | None = None,
+    **params: object,
 ):
-    return Sampling(SamplingParams(max_tokens=8, **params), position, history, banned)  # type: ignore[arg-type]
+    return Sampling(SamplingParams(max_tokens=8, **params), position, history, banned, mask)  # type: ignore[arg-type]
 
 
 def some_logits(rows: int, seed: int = 0, vocab: int = VOCAB) -> torch.Tensor:
@@ -187,3 +206,41 @@ def test_a_draw_survives_rounding():
         a != b for a, b in zip(chosen(logits.expand(1000, -1), *rows), chosen(logits + noise, *rows), strict=True)
     )
     assert flips <= 2
+
+
+def test_a_mask_goes_before_everything_else():
+    logits = some_logits(3)
+    masked = row(mask=Only(3, 7, 33), logit_bias={5: 100.0, 7: -100.0}, top_k=1, temperature=0.7)
+    expected = max((3, 33), key=lambda i: logits[1, i])
+    assert chosen(logits, row(temperature=0), masked, row(temperature=0))[1] == expected
+    assert chosen(logits[:1], row(mask=Only(49), temperature=0)) == [49]
+
+
+def test_draws_under_a_mask_follow_what_is_left_of_the_softmax():
+    logits = torch.tensor([[2.0, 1.0, 0.0, -1.0, *[-3.0] * 46]])
+    found = torch.tensor(chosen(logits.expand(4000, -1), *[row(i, seed=3, mask=Only(1, 2)) for i in range(4000)]))
+    share = (found == 1).float().mean().item()
+    assert set(found.tolist()) == {1, 2} and abs(share - math.e / (1 + math.e)) < 0.03
+
+
+def test_banned_tokens_come_where_the_mask_leaves_nothing_else():
+    logits = some_logits(2)
+    rows = [row(mask=Only(4, 9), banned=(9,), logit_bias={9: 100.0}), row(mask=Only(9), banned=(9,))]
+    assert chosen(logits, *rows) == [4, 9]
+
+
+def test_a_mask_of_nothing_and_one_that_cannot_be_had_are_faults_of_their_rows_alone():
+    logits = some_logits(4)
+    rows = [row(temperature=0), row(mask=Only()), row(mask=Only(None)), row(mask=Only(8))]
+    outputs = sampler.sample(logits.clone(), rows)
+    assert [output.error for output in outputs] == [None, "the grammar allows no token here", "too slow", None]
+    assert outputs[0].token_ids == (int(logits[0].argmax()),) and outputs[3].token_ids == (8,)
+
+
+def test_logprobs_under_a_mask_are_the_models_own():
+    logits = some_logits(1)
+    (output,) = sampler.sample(logits.clone(), [row(mask=Only(6), logprobs=2)])
+    table = torch.log_softmax(logits[0], dim=0)
+    assert output.logprobs is not None
+    assert output.logprobs[0].logprob == pytest.approx(float(table[6]))
+    assert [i for i, _ in output.logprobs[0].top] == table.topk(2).indices.tolist()

@@ -16,6 +16,7 @@ from noria.engine.models.errors import ModelError
 from noria.engine.models.gguf_checkpoint import GGUFCheckpoint
 from noria.engine.models.gguf_file import GGUFFile
 from noria.engine.models.source import resolve
+from noria.kernels.torch_ops import TorchOps
 
 HIDDEN, FFN, VOCAB, HEADS = 32, 64, 40, 4
 
@@ -84,7 +85,7 @@ def test_a_tiny_file_is_read_whole_and_progress_ends_at_the_total(tmp_path: Path
     finish(tiny_writer(tmp_path / "m.gguf"))
     checkpoint = GGUFCheckpoint(tmp_path / "m.gguf")
     seen: list[tuple[int, int]] = []
-    build_weights(checkpoint.spec(), checkpoint, lambda done, total: seen.append((done, total)))
+    build_weights(checkpoint.spec(), checkpoint, TorchOps(), lambda done, total: seen.append((done, total)))
     assert len(seen) == len(tensor_names(checkpoint.spec())) == 11
     assert seen[-1][0] == seen[-1][1] == sum(place.nbytes for place in checkpoint.file.tensors.values())
     assert checkpoint.spec().eos_token_ids == (2, 5) and checkpoint.spec().num_kv_heads == HEADS
@@ -112,7 +113,7 @@ def test_bytes_of_chance_are_one_clear_line(tmp_path: Path) -> None:
         path.write_bytes(damaged)
         try:
             checkpoint = GGUFCheckpoint(path)
-            build_weights(checkpoint.spec(), checkpoint)
+            build_weights(checkpoint.spec(), checkpoint, TorchOps())
         except ModelError as error:
             assert "noise.gguf" in str(error)
 
@@ -121,7 +122,7 @@ def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
     finish(tiny_writer(tmp_path / "m.gguf", blk_0_ffn_up=True))
     checkpoint = GGUFCheckpoint(tmp_path / "m.gguf")
     with pytest.raises(ModelError, match=r"m\.gguf: tensor model\.layers\.0\.mlp\.up_proj\.weight is missing"):
-        build_weights(checkpoint.spec(), checkpoint)
+        build_weights(checkpoint.spec(), checkpoint, TorchOps())
 
 
 def test_other_architectures_and_variants_are_refused_by_name(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from noria.engine.models.errors import ModelError
 from noria.engine.models.load import inspect, load
 from noria.engine.models.source import list_models, resolve
+from noria.kernels.torch_ops import TorchOps
 
 
 @pytest.fixture
@@ -45,30 +46,30 @@ def test_a_folder_is_loaded(folder: Path) -> None:
     assert (source.name, source.kind) == ("tiny", "safetensors") and source.size_bytes > 0
     assert inspect(source).eos_token_ids == (1, 3)
     seen: list[tuple[int, int]] = []
-    loaded = load(source, progress=lambda done, total: seen.append((done, total)))
+    loaded = load(source, TorchOps(), progress=lambda done, total: seen.append((done, total)))
     assert seen[-1][0] == seen[-1][1] == 2 * loaded.spec.num_parameters  # two bytes each on disk
     files = loaded.tokenizer_files
     assert (files.bos_token, files.eos_token, files.add_bos, files.chat_template) == ("<s>", "</s>", True, None)
-    assert loaded.fingerprint == load(source).fingerprint and loaded.fingerprint.startswith("fp_")
+    assert loaded.fingerprint == load(source, TorchOps()).fingerprint and loaded.fingerprint.startswith("fp_")
 
 
 def test_templates_beside_the_tokenizer(folder: Path) -> None:
     config = folder / "tokenizer_config.json"
     named = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
     change(config, chat_template=named, add_bos_token=False)
-    files = load(resolve(str(folder))).tokenizer_files
+    files = load(resolve(str(folder)), TorchOps()).tokenizer_files
     assert files.chat_template == "D" and not files.add_bos
     (folder / "chat_template.jinja").write_text("J")
-    assert load(resolve(str(folder))).tokenizer_files.chat_template == "J"
+    assert load(resolve(str(folder)), TorchOps()).tokenizer_files.chat_template == "J"
 
 
 def test_the_fingerprint_follows_the_weights(folder: Path) -> None:
-    before = load(resolve(str(folder))).fingerprint
+    before = load(resolve(str(folder)), TorchOps()).fingerprint
     model = LlamaForCausalLM.from_pretrained(folder)
     with torch.no_grad():
         model.model.layers[0].self_attn.k_proj.weight.mul_(2)
     model.save_pretrained(folder)
-    assert load(resolve(str(folder))).fingerprint != before
+    assert load(resolve(str(folder)), TorchOps()).fingerprint != before
 
 
 def test_the_demo_model_is_found() -> None:
@@ -99,7 +100,7 @@ def test_wrong_files_and_folders(folder: Path, tmp_path: Path) -> None:
         resolve(str(tmp_path))
     (folder / "tokenizer.json").unlink()
     with pytest.raises(ModelError, match=r"no tokenizer\.json"):
-        load(resolve(str(folder)))
+        load(resolve(str(folder)), TorchOps())
 
 
 @pytest.mark.parametrize(
@@ -118,11 +119,11 @@ def test_wrong_files_and_folders(folder: Path, tmp_path: Path) -> None:
 def test_unsupported_and_inconsistent_configs(folder: Path, field: dict[str, Any], message: str) -> None:
     change(folder / "config.json", **field)
     with pytest.raises(ModelError, match=message):
-        load(resolve(str(folder)))
+        load(resolve(str(folder)), TorchOps())
 
 
 def test_a_truncated_safetensors_file_is_one_clear_line(folder: Path) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(ModelError, match=r"model\.safetensors: broken or truncated"):
-        load(resolve(str(folder)))
+        load(resolve(str(folder)), TorchOps())

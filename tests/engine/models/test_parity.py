@@ -21,14 +21,14 @@ from transformers import (
 
 from noria.engine.execution.model_runner import ModelRunner
 from noria.engine.execution.step import Pooling, RowInput, StepInput
-from noria.engine.models.build import build_weights
+from noria.engine.models.build import Checkpoint, build_weights
 from noria.engine.models.decoder import Decoder
 from noria.engine.models.gguf_checkpoint import GGUFCheckpoint
 from noria.engine.models.safetensors_checkpoint import SafetensorsCheckpoint
 from noria.engine.models.source import resolve
-from noria.kernels import ops
 from noria.kernels.layout import RaggedLayout
-from noria.kernels.ops import KVPools
+from noria.kernels.ops import Sizes, choose
+from noria.kernels.pools import KVPools
 
 BLOCK_SIZE = 16
 BLOCKS_PER_ROW = 40
@@ -37,13 +37,19 @@ BLOCKS_PER_ROW = 40
 def pools_for(model: Decoder, num_rows: int) -> KVPools:
     spec = model.spec
     blocks = num_rows * BLOCKS_PER_ROW
-    return ops.new_kv_pools(spec.num_layers, blocks, BLOCK_SIZE, spec.num_kv_heads, spec.head_dim)
+    return model.ops.new_kv_pools(spec.num_layers, blocks, BLOCK_SIZE, spec.num_kv_heads, spec.head_dim, torch.float32)
+
+
+def load_decoder(checkpoint: Checkpoint, kernels: str) -> Decoder:
+    spec = checkpoint.spec()
+    ops = choose(kernels, Sizes(spec.hidden_size, spec.head_dim, spec.ffn_size, BLOCK_SIZE), threads=1)
+    return Decoder(spec, build_weights(spec, checkpoint, ops), ops)
 
 
 def run(model: Decoder, kv: KVPools, rows: list[tuple[int, int, list[int]]], decode_rows: int) -> Tensor:
     """One step over rows of (index of the row, tokens computed, new token ids): logits of every token."""
     # Blocks of the rows are interleaved, so that no row's memory is contiguous.
-    num_rows = len(kv.keys[0]) // BLOCKS_PER_ROW
+    num_rows = len(kv.keys[0]) // BLOCKS_PER_ROW  # a page is a block here
     placed = [
         (computed, len(ids), [block * num_rows + index for block in range(-(-(computed + len(ids)) // BLOCK_SIZE))])
         for index, computed, ids in rows
@@ -94,11 +100,11 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="module")
-def demo() -> tuple[Decoder, Any]:
+@pytest.fixture(scope="module", params=["native", "torch"])
+def demo(request: pytest.FixtureRequest) -> tuple[Decoder, Any]:
     path = resolve("smollm2-135m-instruct").path
     checkpoint = GGUFCheckpoint(path)
-    model = Decoder(checkpoint.spec(), build_weights(checkpoint.spec(), checkpoint))
+    model = load_decoder(checkpoint, request.param)
     reference = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
     return model, reference.eval()
 
@@ -106,6 +112,28 @@ def demo() -> tuple[Decoder, Any]:
 def test_demo_logits_equal_transformers(demo: tuple[Decoder, Any]) -> None:
     model, reference = demo
     check_ragged(model, reference, random_prompts(model.spec.vocab_size, [3, 20, 1, 70, 17, 33]), 1e-4)
+
+
+def test_native_logits_have_the_same_bits_however_they_are_computed(demo: tuple[Decoder, Any]) -> None:
+    """Alone or among others, whole or in chunks, as a prompt or decoded: no bit differs."""
+    model, _ = demo
+    if model.ops.name != "native":
+        pytest.skip("plain torch agrees to rounding only")
+    prompts = random_prompts(model.spec.vocab_size, [40, 3, 67, 1, 18, 25, 90])
+    together = run(model, pools_for(model, 7), [(i, 0, prompt) for i, prompt in enumerate(prompts)], 0)
+    first = together[:40]
+    assert torch.equal(run(model, pools_for(model, 1), [(0, 0, prompts[0])], 0), first)
+    kv, pieces = pools_for(model, 7), []
+    for start, end in ((0, 7), (7, 8), (8, 33), (33, 40)):
+        mates = [(i, 0, prompts[i]) for i in range(1, 1 + start % 4)]
+        pieces.append(run(model, kv, [(0, start, prompts[0][start:end]), *mates], 0)[: end - start])
+    assert torch.equal(torch.cat(pieces), first)
+    kv, pieces = pools_for(model, 7), []
+    for place in range(20):
+        mates = [(i, place, prompts[i][place : place + 1]) for i in (2, 6)] if place % 2 else []
+        rows = [(0, place, prompts[0][place : place + 1]), *mates]
+        pieces.append(run(model, kv, rows, len(rows))[:1])
+    assert torch.equal(torch.cat(pieces), first[:20])
 
 
 def test_demo_greedy_tokens_equal_transformers(demo: tuple[Decoder, Any]) -> None:
@@ -182,8 +210,9 @@ TINY_MODELS = {
 }
 
 
+@pytest.mark.parametrize("kernels", ["native", "torch"])
 @pytest.mark.parametrize("name", TINY_MODELS)
-def test_tiny_models_equal_transformers(name: str, tmp_path: Path) -> None:
+def test_tiny_models_equal_transformers(name: str, kernels: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     reference = TINY_MODELS[name]().eval()
     with torch.no_grad():
@@ -192,5 +221,5 @@ def test_tiny_models_equal_transformers(name: str, tmp_path: Path) -> None:
     reference.save_pretrained(tmp_path, max_shard_size="100KB")
     checkpoint = SafetensorsCheckpoint(tmp_path)
     assert checkpoint.spec().num_parameters <= sum(p.numel() for p in reference.parameters())
-    model = Decoder(checkpoint.spec(), build_weights(checkpoint.spec(), checkpoint))
+    model = load_decoder(checkpoint, kernels)
     check_ragged(model, reference, random_prompts(300, [3, 40, 1, 150, 17, 400]), 1e-4)

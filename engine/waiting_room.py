@@ -1,0 +1,90 @@
+"""Where claimed requests wait for their grammars, beside the running batch.
+
+Knows no scheduler and no queue: the loop asks who is ready.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass
+
+import structlog
+
+from noria.engine.grammar.binding import GrammarError
+from noria.engine.grammar.grammars import Grammars
+from noria.engine.grammar.matcher import CompiledGrammar
+from noria.engine.live import LiveRequest
+from noria.engine.wire.messages import Grammar
+
+log = structlog.get_logger("noria.engine")
+
+PATIENCE = 3
+"""Times the limit of one grammar that a request waits for its turn: more than that stands before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guest:
+    """A request that waits. `until` is monotonic."""
+
+    live: LiveRequest
+    grammar: Grammar
+    compiled: Future[CompiledGrammar]
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a request cannot run. `param` is the client's field that is at fault, None where it is not the client."""
+
+    message: str
+    param: str | None = None
+
+
+class WaitingRoom:
+    """Holds `capacity` requests at most; the caller looks at `free` before it claims more."""
+
+    def __init__(self, grammars: Grammars, capacity: int) -> None:
+        self._grammars = grammars
+        self._capacity = capacity
+        self._guests: dict[str, Guest] = {}  # by the scheduler's id
+
+    def __len__(self) -> int:
+        return len(self._guests)
+
+    @property
+    def free(self) -> int:
+        return self._capacity - len(self._guests)
+
+    def enter(self, live: LiveRequest, grammar: Grammar) -> None:
+        until = time.monotonic() + PATIENCE * self._grammars.seconds
+        self._guests[live.scheduled.id] = Guest(live, grammar, self._grammars.compile(grammar), until)
+
+    def leave(self, live: LiveRequest) -> bool:
+        """The request waits no more. False if it did not."""
+        return self._guests.pop(live.scheduled.id, None) is not None
+
+    def ready(self) -> list[tuple[LiveRequest, Refusal | None]]:
+        """Take out, in the order of their coming, those whose matcher is there, and those that must end instead."""
+        now = time.monotonic()
+        ready = [guest for guest in self._guests.values() if guest.compiled.done() or now > guest.until]
+        for guest in ready:
+            del self._guests[guest.live.scheduled.id]
+        return [(guest.live, _settle(guest)) for guest in ready]
+
+    def wait(self, seconds: float) -> None:
+        """Sleep until somebody may be ready."""
+        wait([guest.compiled for guest in self._guests.values()], seconds, FIRST_COMPLETED)
+
+
+def _settle(guest: Guest) -> Refusal | None:
+    if not guest.compiled.done():
+        return Refusal("too many grammars are being compiled at the moment")
+    try:
+        guest.live.follow(guest.compiled.result())
+    except GrammarError as error:
+        return Refusal(str(error), guest.grammar.param)
+    except Exception:
+        log.exception("a grammar could not be compiled", kind=guest.grammar.kind)
+        return Refusal("the grammar could not be compiled")
+    return None

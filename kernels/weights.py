@@ -1,0 +1,54 @@
+"""Weights as files hold them: plain floats, or small integers in groups that share a scale.
+
+Knows no file format and no layout of any kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedWeight:
+    """A weight [O, C] = scale * q + minimum, G = C / group size scales to a row.
+
+    With minima q are 0 .. 15, without them signed bytes. `half_scales`: every scale and minimum is a half-precision
+    number to begin with, so that keeping them as halves loses nothing.
+    """
+
+    q: Tensor  # uint8 or int8 [O, C]
+    scale: Tensor  # float32 [O, G]
+    minimum: Tensor | None  # float32 [O, G]
+    half_scales: bool
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.q.shape)
+
+    @property
+    def group_size(self) -> int:
+        return self.q.shape[1] // self.scale.shape[1]
+
+    def floats(self) -> Tensor:
+        """The values: float32 [O, C]."""
+        values = self.q.float().view(*self.scale.shape, -1) * self.scale[..., None]
+        if self.minimum is not None:
+            values += self.minimum[..., None]
+        return values.view(self.q.shape)
+
+    def rows(self, change: Callable[[Tensor], Tensor]) -> GroupedWeight:
+        """The weight with its rows put in another order by `change`, which is given tensors [O, ...]."""
+        minimum = None if self.minimum is None else change(self.minimum).contiguous()
+        return GroupedWeight(change(self.q).contiguous(), change(self.scale).contiguous(), minimum, self.half_scales)
+
+
+Weight = Tensor | GroupedWeight
+
+
+def as_floats(weight: Weight) -> Tensor:
+    """float32 [O, C], whatever the weight was."""
+    return weight.floats() if isinstance(weight, GroupedWeight) else weight.to(torch.float32)

@@ -1,0 +1,189 @@
+"""Compiling, following and masking with the demo model's own vocabulary; what a bad grammar does to the next one."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Sequence
+
+import jsonschema
+import numpy as np
+import pytest
+
+from bench.grammar_walk import allowed
+from noria.engine.execution.step import NoMask
+from noria.engine.grammar import matcher as matcher_module
+from noria.engine.grammar.binding import GrammarError
+from noria.engine.grammar.grammars import Grammars
+from noria.engine.grammar.matcher import MaskFiller, Matcher, PendingMask, Words
+from noria.engine.wire.messages import Grammar, TokenizerFiles
+
+EOS = 2
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 9}, "tags": {"type": "array", "items": {"enum": ["ä", 1]}}},
+    "required": ["name", "tags"],
+    "additionalProperties": False,
+}
+SLOW = Grammar("regex", ".*a.{400}")
+LARGE = Grammar("choice", json.dumps([f"{i * 7919 % 100_003:05} {'x' * 60}" for i in range(20_000)]))
+AMBIGUOUS = Grammar("ebnf", 'root ::= a a a a a a\na ::= [a-z]* b\nb ::= [a-z]* a | ""')
+
+
+def refusal(grammars: Grammars, grammar: Grammar) -> str:
+    with pytest.raises(GrammarError) as caught:
+        grammars.compile(grammar).result(60)
+    return str(caught.value)
+
+
+def is_object(text: str) -> bool:
+    return isinstance(json.loads(text), dict)
+
+
+def fits_schema(text: str) -> bool:
+    jsonschema.validate(json.loads(text), SCHEMA)
+    return True
+
+
+CHOICES = ["yes", 'no, "thanks"\n', "naïve 🎉", "a\\b"]
+CALL = {
+    "type": "tag",
+    "begin": "<f>",
+    "content": {"type": "json_schema", "json_schema": {"type": "integer"}},
+    "end": "</f>",
+}
+
+
+@pytest.mark.parametrize(
+    ("grammar", "holds"),
+    [
+        (Grammar("json_schema", json.dumps(SCHEMA)), fits_schema),
+        (Grammar("json_object"), is_object),
+        (Grammar("regex", r"[a-c]{2,3}-\d+"), lambda text: re.fullmatch(r"[a-c]{2,3}-[0-9]+", text)),
+        (Grammar("ebnf", 'root ::= "<" inner ">"\ninner ::= "é" | "x" inner'), lambda t: re.fullmatch("<x*é>", t)),
+        (Grammar("choice", json.dumps(CHOICES)), lambda text: text in CHOICES),
+        (
+            Grammar("structural_tag", json.dumps({"type": "structural_tag", "format": CALL})),
+            lambda text: isinstance(json.loads(text.removeprefix("<f>").removesuffix("</f>")), int),
+        ),
+    ],
+    ids=lambda value: getattr(value, "kind", ""),
+)
+def test_whatever_the_masks_allow_matches(smollm_grammars, smollm_walker, grammar, holds) -> None:
+    texts = list(smollm_walker.texts(smollm_grammars.compile(grammar).result(60), 12))
+    assert len(texts) >= 6
+    assert all(holds(text) for text in texts)
+
+
+def test_white_space_in_json_is_bounded(smollm_grammars, smollm_tokenizer) -> None:
+    matcher = smollm_grammars.compile(Grammar("json_object")).result(60).matcher(smollm_tokenizer.encode("{"))
+    tab = smollm_tokenizer.encode("\t")
+    assert sum(matcher.accept(tab) for _ in range(50)) == 8
+
+
+def test_control_tokens_and_rows_beyond_the_tokenizer_are_never_allowed(byte_grammars) -> None:
+    compiled = byte_grammars.compile(Grammar("regex", "(.|\n)*")).result(60)
+    ids = allowed(compiled.matcher().mask().words()[0], compiled.vocab_size)
+    assert max(ids) == 256 and len(ids) > 100
+
+
+@pytest.mark.parametrize(
+    ("grammar", "says"),
+    [
+        (Grammar("regex", "a("), "Regex parsing error"),
+        (Grammar("ebnf", 'root ::= "a'), "EBNF lexer error at line 1"),
+        (Grammar("ebnf", 'other ::= "a"'), 'The root rule with name "root" is not found'),
+        (Grammar("json_schema", '{"type":"thing"}'), "Unsupported type"),
+        (Grammar("json_schema", "[" * 3000), ""),
+        (Grammar("structural_tag", "{}"), "must have a format field"),
+        (Grammar("haiku", "5-7-5"), "unknown kind"),
+        (AMBIGUOUS, "too ambiguous"),
+        (Grammar("ebnf", "root ::= [^\\x00-\\U0010FFFF]"), ""),
+    ],
+)
+def test_a_refusal_says_why_and_nothing_of_the_library(smollm_grammars, grammar, says) -> None:
+    message = refusal(smollm_grammars, grammar)
+    assert (
+        says in message and "/" not in message.replace("$defs/", "").replace("#/", "") and "Check failed" not in message
+    )
+
+
+def test_two_that_ask_for_one_grammar_pay_once(smollm_grammars: Grammars) -> None:
+    grammar = Grammar("regex", "[0-9]{3}")
+    before = smollm_grammars.counts.compiled
+    first, second = smollm_grammars.compile(grammar), smollm_grammars.compile(grammar)
+    assert first is second and first.result(60)
+    assert smollm_grammars.compile(Grammar("regex", "[0-9]{3}", param="other")) is first
+    assert smollm_grammars.counts.compiled == before + 1 and smollm_grammars.counts.hits >= 2
+
+
+def test_limits_end_a_grammar_and_not_the_next(smollm_files: TokenizerFiles) -> None:
+    grammars = Grammars(smollm_files, vocab_size=49152, stop_token_ids=[EOS], seconds=0.5, num_bytes=16 * 2**20)
+    try:
+        grammars.compile(Grammar("regex", "[a-f]+")).result(60)  # starts the process, which counts for nobody
+        started = time.monotonic()
+        assert "longer than 0.5 seconds" in refusal(grammars, SLOW)
+        assert time.monotonic() - started < 5
+        assert "memory" in refusal(grammars, LARGE)
+        assert grammars.compile(Grammar("regex", "[g-k]+")).result(60)
+        known = grammars.compile(SLOW)
+        assert known.done(), "a grammar that hit the limit is not tried again at once"
+        assert grammars.counts.failed == 2
+    finally:
+        grammars.close()
+
+
+def test_masks_after_drafts_are_those_after_the_tokens(smollm_grammars, smollm_tokenizer) -> None:
+    compiled = smollm_grammars.compile(Grammar("json_schema", json.dumps(SCHEMA))).result(60)
+    drafts = smollm_tokenizer.encode('{"name": "ab')
+    ahead, step_by_step = compiled.matcher(), compiled.matcher()
+    words = ahead.mask(drafts).words()
+    assert words.shape == (len(drafts) + 1, 49152 // 32)
+    for place, token in enumerate([*drafts, None]):
+        assert np.array_equal(words[place], step_by_step.mask().words()[0])
+        if token is not None:
+            assert step_by_step.accept([token])
+    assert np.array_equal(ahead.mask().words()[0], words[0]), "looking ahead changed the state"
+
+
+def test_nothing_is_allowed_after_a_draft_that_does_not_match(smollm_grammars, smollm_tokenizer) -> None:
+    compiled = smollm_grammars.compile(Grammar("regex", "abc|abd")).result(60)
+    words = compiled.matcher().mask([*smollm_tokenizer.encode("x"), *smollm_tokenizer.encode("y")]).words()
+    assert words[0].any() and not words[1].any() and not words[2].any()
+
+
+def test_a_matcher_goes_on_after_what_was_delivered(smollm_grammars, smollm_tokenizer) -> None:
+    compiled = smollm_grammars.compile(Grammar("regex", "[a-z]+-[0-9]{2}")).result(60)
+    delivered = smollm_tokenizer.encode("ship-4")
+    matcher = compiled.matcher(delivered)
+    assert matcher.accept(smollm_tokenizer.encode("2"))
+    assert allowed(matcher.mask().words()[0], 49152).tolist() == [EOS]
+    with pytest.raises(GrammarError):
+        compiled.matcher(smollm_tokenizer.encode("ship 4"))
+
+
+class _Stuck(Matcher):
+    """Its masks take longer than anybody waits."""
+
+    def __init__(self, filler: MaskFiller, seconds: float) -> None:
+        self._filler = filler
+        self._seconds = seconds
+
+    def fill(self, drafts: Sequence[int] = ()) -> Words:
+        time.sleep(self._seconds)
+        return np.ones((1, 2), np.int32)
+
+
+def test_a_mask_that_does_not_come_costs_its_own_row_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matcher_module, "PATIENCE", 0.1)
+    filler = MaskFiller()
+    masks: list[PendingMask] = [_Stuck(filler, s).mask() for s in (0.0, 1.0, 0.0, 0.0)]
+    started = time.monotonic()
+    assert masks[0].words().all()
+    with pytest.raises(NoMask):
+        masks[1].words()
+    assert all(mask.words().all() for mask in masks[2:])
+    assert _Stuck(filler, 0.0).mask().words().all(), "another thread has taken over"
+    assert time.monotonic() - started < 0.8
+    filler.close()
