@@ -142,7 +142,8 @@ class Store:
         self._connection: Any = pool.make_connection()
 
     def run(self, *commands: Command) -> list[Any]:
-        """One pipelined round trip without MULTI; replies in order. Raises BrokerUnavailable and StoreFault.
+        """One pipelined round trip without MULTI; replies in order, as the store sent them. Raises BrokerUnavailable
+        and StoreFault.
 
         The server forgets scripts when it restarts: those commands are run again with their text, in order.
         """

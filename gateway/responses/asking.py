@@ -6,7 +6,7 @@ The question is a chat's, under other names; errors come back under those of thi
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from noria.gateway.chat_question import chat_question
@@ -40,11 +40,13 @@ _RENAMED = (
 )
 
 
-async def ask(services: Services, request: InputFields, items: Sequence[Shown]) -> Question:
-    """The question after `items`. With `truncation` "auto" the oldest are left out until the rest fits, but never the
-    last. Raises a `GatewayError` that names the offending field as this API does."""
+async def ask(
+    services: Services, request: InputFields, items: Sequence[Shown], files: Mapping[str, str] | None = None
+) -> Question:
+    """The question after `items`, which may name `files`. With `truncation` "auto" the oldest are left out until the
+    rest fits, but never the last. Raises a `GatewayError` that names the offending field as this API does."""
     all_thoughts = request.reasoning is not None and request.reasoning.context == "all_turns"
-    messages = as_messages(items, all_thoughts=all_thoughts)
+    messages = as_messages(items, all_thoughts=all_thoughts, files=files)
     most = len(messages) - 1
 
     async def attempt(dropped: int) -> Question:
