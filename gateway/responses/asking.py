@@ -9,13 +9,13 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from noria.gateway.chat_question import chat_question
+from noria.gateway.chat_question import answer_reading, chat_question
 from noria.gateway.choice import TextOptions
 from noria.gateway.errors import ContextLengthExceeded, InvalidRequest
 from noria.gateway.model_directory import ServedModel
+from noria.gateway.prompts import chat_prompt
 from noria.gateway.responses.items import as_messages
 from noria.gateway.responses.parts import Shown
-from noria.gateway.sampling import text_options
 from noria.gateway.schemas.chat import ChatRequest
 from noria.gateway.schemas.responses import AllowedTools, InputFields, JsonSchemaFormat, NamedFunction, ResponseRequest
 from noria.gateway.schemas.strict import parse
@@ -70,7 +70,8 @@ async def reading(services: Services, request: InputFields, model_id: str) -> tu
     """How an answer to this request is read from its tokens. Raises a `GatewayError` where the model is not known."""
     model = await services.directory.resolve(model_id)
     chat = _chat(request, [{"role": "user", "content": ""}])
-    return model, text_options(model, chat, logprobs=chat.logprobs)
+    _, options = answer_reading(model, chat, await chat_prompt(model, chat))
+    return model, options
 
 
 async def _shortened(attempt: Callable[[int], Awaitable[Question]], most: int) -> Question:

@@ -325,6 +325,7 @@ def test_tenants_do_not_see_each_others_responses(launch: Any, own_port: int) ->
     launch.engine(url)
     gateway = launch.gateway(url, api_key=f"a={KEY},b=sk-b")
     with gateway.client() as mine, gateway.client("sk-b") as theirs:
+        launch.eventually(lambda: mine.get("/readyz").status_code == 200)
         made = ask(mine)
         assert mine.get(f"/v1/responses/{made['id']}").status_code == 200
         assert theirs.get(f"/v1/responses/{made['id']}").status_code == 404
