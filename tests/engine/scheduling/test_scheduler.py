@@ -204,6 +204,17 @@ def test_a_higher_class_takes_a_slot_from_the_lowest_and_latest() -> None:
     assert 0 < scheduler.preemptions.recomputed < 4, "the rest was found in the prefix cache"
 
 
+def test_room_counts_those_who_are_just_computing() -> None:
+    scheduler = scheduler_of("paged", batch=2)
+    scheduler.add(request_of("a", rank=3))
+    scheduler.add(request_of("b", rank=3, first=50))
+    step(scheduler)
+    before = scheduler.rooms(4)
+    batch = scheduler.select()
+    assert batch is not None and scheduler.is_full and before[0].requests == 2
+    assert [room.requests for room in scheduler.rooms(4)] == [2, 2, 2, 0]
+
+
 def test_a_higher_class_takes_blocks_and_only_as_many_requests_as_it_needs() -> None:
     scheduler = scheduler_of("paged", num_blocks=12, batch=8)
     for name in "abc":
@@ -364,8 +375,9 @@ def test_no_room_while_somebody_waits_or_the_batch_is_closed() -> None:
     [(990, 11, "1001 tokens asked for, the context holds 1000"), (200, 57, "257 .* the KV memory holds 256")],
 )
 def test_what_can_never_fit_is_refused(prompt: int, max_tokens: int, message: str) -> None:
-    with pytest.raises(CannotEverFit, match=message):
-        scheduler_of("paged").add(request_of("huge", prompt, max_tokens))
+    for policy in POLICIES:
+        with pytest.raises(CannotEverFit, match=message):
+            scheduler_of(policy).add(request_of("huge", prompt, max_tokens))
 
 
 def test_nonsense_is_refused_before_it_can_block_the_queue() -> None:
