@@ -110,6 +110,7 @@ class ScriptedEngine(threading.Thread):
         self.pace = 0.0
         self.fail_with: str | None = None
         self.fail_param: str | None = None  # the client's field that the failure is blamed on
+        self.draining = False
         self.seen: list[Claimed] = []
         self.cancelled: list[str] = []
         self.running: dict[str, tuple[Claimed, list[int], int]] = {}
@@ -141,8 +142,13 @@ class ScriptedEngine(threading.Thread):
             self.running[request_id] = (claimed, output, done + len(frame.token_ids))
             if frame.finish is not None:
                 del self.running[request_id]
-        stats = EngineStats(running=len(self.running), kv_blocks_total=99, generation_tokens_total=self.generated)
-        room = NUM_PLACES - len(self.running)
+        stats = EngineStats(
+            running=len(self.running),
+            kv_blocks_total=99,
+            generation_tokens_total=self.generated,
+            draining=self.draining,
+        )
+        room = 0 if self.draining else NUM_PLACES - len(self.running)
         outcome = self._broker.exchange(frames, stats, max_requests=room, max_blocks=10_000)
         for request_id in outcome.fenced:
             self.running.pop(request_id, None)
