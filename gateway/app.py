@@ -27,6 +27,7 @@ from noria.gateway.endpoints import (
     health,
     metrics,
     models,
+    openapi,
     responses,
     scoring,
     tokenization,
@@ -88,7 +89,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     app.include_router(health.router)
     app.include_router(metrics.router)
     for prefix in ("/v1", ""):
-        for noun in (chat, completions, responses, conversations, embeddings, models, scoring, tokenization):
+        for noun in (chat, completions, responses, conversations, embeddings, models, openapi, scoring, tokenization):
             app.include_router(noun.router, prefix=prefix)
     app.add_middleware(Methods, routes=app.routes)
     if settings.allowed_origins:
