@@ -10,16 +10,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import multiprocessing
-import shutil
-import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from pathlib import Path
 from statistics import median, quantiles
 
 import redis
@@ -27,6 +23,7 @@ import redis.asyncio
 from rich.console import Console
 from rich.table import Table
 
+from bench.store import running_store
 from noria.engine.wire.broker import EngineBroker, GatewayBroker
 from noria.engine.wire.messages import (
     Claimed,
@@ -92,25 +89,6 @@ class Cost:
 def _cpu_of(client: redis.Redis) -> float:
     info = client.info("cpu")
     return float(info["used_cpu_user"]) + float(info["used_cpu_sys"])
-
-
-@contextmanager
-def private_store() -> Iterator[str]:
-    """A Redis of our own on a unix socket, with the append-only file that a real one has."""
-    binary = shutil.which("redis-server") or shutil.which("valkey-server")
-    if binary is None:
-        raise SystemExit("no redis-server on this machine: name a store with --url")
-    with tempfile.TemporaryDirectory(prefix="noria-bench-") as folder:
-        options = "--port 0 --unixsocket store.sock --save  --appendonly yes --appendfsync everysec --loglevel warning"
-        args = [binary, *options.split(" "), "--dir", folder]
-        process = subprocess.Popen(args, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-        try:
-            while not Path(folder, "store.sock").exists():
-                time.sleep(0.01)
-            yield f"unix://{folder}/store.sock"
-        finally:
-            process.terminate()
-            process.wait(10)
 
 
 def request(index: int, gateway: str, max_tokens: int = 10**8) -> GenerationRequest:
@@ -307,8 +285,8 @@ def main() -> int:
         "--soak", nargs="?", type=int, const=10_000, metavar="N", help="send N requests, count the keys"
     )
     args = parser.parse_args()
-    with private_store() as private:
-        url = args.url or private
+    with running_store() as private:
+        url = args.url or private.url
         if args.soak:
             started = time.perf_counter()
             before, after = asyncio.run(soak(url, args.soak))

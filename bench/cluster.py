@@ -19,6 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
+from bench.store import command
+
 ROOT = Path(__file__).parents[1]
 KEY = "sk-cluster"
 
@@ -90,7 +92,7 @@ class Cluster:
         gateway_options: tuple[str, ...] = (),
     ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="noria-cluster-"))  # short: a socket's path has 107 bytes
-        self.store_url = f"unix://{self.folder}/store.sock"
+        self.store_url = f"unix://{self.folder}/data/store.sock"
         kept = {name: value for name, value in os.environ.items() if not name.startswith("NORIA_")}
         self._env = {**kept, "PYTHONPATH": str(ROOT), "NORIA_REDIS_URL": self.store_url, "NORIA_API_KEY": KEY}
         self.store = self._store()
@@ -140,20 +142,15 @@ class Cluster:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _store(self) -> Part:
-        binary = shutil.which("redis-server") or shutil.which("valkey-server")
-        if binary is None:
-            raise FileNotFoundError("redis-server is needed")
         folder = self.folder / "data"
         folder.mkdir()
-        options = f"--port 0 --unixsocket {self.folder}/store.sock --appendonly yes --appendfsync everysec"
-        argv = [binary, *options.split(), "--save", "", "--dir", str(folder), "--maxmemory-policy", "noeviction"]
-        return Part("store", argv, self._env, self.folder, self._store_answers)
+        return Part("store", command(folder), self._env, self.folder, self._store_answers)
 
     def _store_answers(self) -> bool:
         try:
             with socket.socket(socket.AF_UNIX) as connection:
                 connection.settimeout(1)
-                connection.connect(f"{self.folder}/store.sock")
+                connection.connect(f"{self.folder}/data/store.sock")
                 connection.sendall(b"PING\r\n")
                 return connection.recv(64).startswith(b"+PONG")
         except OSError:

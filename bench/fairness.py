@@ -2,7 +2,8 @@
 
     python -m bench.fairness
 
-1. Tenant A floods 500 requests while tenant B sends one at a time: B's median time to first token against B alone.
+1. Tenant A floods 500 requests while tenant B sends one strictly after another: B's median time to first token against
+   B alone.
 2. Two backlogged tenants with weights 1:3: their shares of the tokens.
 3. A priority request that meets a full queue: iterations between the next free slot and its first token.
 """
@@ -11,20 +12,18 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import random
-import shutil
+import multiprocessing
 import statistics
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
+from multiprocessing.connection import Connection
 
+from bench.store import running_store
 from noria.engine.engine import Engine
 from noria.engine.execution.executor import LocalExecutor
 from noria.engine.execution.step import RowOutput, StepInput
@@ -32,7 +31,7 @@ from noria.engine.grammar.grammars import Grammars
 from noria.engine.scheduling.kv_blocks import KVBlocks
 from noria.engine.scheduling.policy import POLICIES
 from noria.engine.scheduling.scheduler import Scheduler
-from noria.engine.wire.broker import BrokerUnavailable, EngineBroker, GatewayBroker
+from noria.engine.wire.broker import EngineBroker, GatewayBroker
 from noria.engine.wire.messages import GenerationRequest, ModelCard, SamplingParams, TokenizerFiles
 
 STEP = 0.03  # seconds of an iteration
@@ -63,31 +62,13 @@ class Iteration:
     num_ended: int  # requests that had their last token
 
 
-class PacedEngine:
-    """A real loop, scheduler and broker around a model that takes one step per iteration, whoever is in it."""
+class PacedModel:
+    """Takes one step per iteration, whoever is in it, and keeps a record of every iteration."""
 
-    def __init__(self, url: str) -> None:
-        scheduler = Scheduler(
-            POLICIES["paged"],
-            KVBlocks(NUM_BLOCKS, BLOCK_SIZE, True),
-            max_batch_size=SLOTS,
-            max_batch_tokens=512,
-            max_model_len=MAX_LEN,
-        )
+    def __init__(self) -> None:
         self.iterations: list[Iteration] = []
-        self._executor = LocalExecutor(self._execute)
-        self._broker = EngineBroker(url, CARD.id)
-        files = TokenizerFiles("{}", None, None, None, False)
-        self._broker.register(CARD, files)
-        self._stop = threading.Event()
-        grammars = Grammars(files, vocab_size=CARD.vocab_size, stop_token_ids=CARD.eos_token_ids)
-        engine = Engine(scheduler, self._executor, self._broker, CARD, grammars)
-        self._thread = threading.Thread(target=engine.run, args=(self._stop,))
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def _execute(self, step: StepInput) -> list[RowOutput]:
+    def execute(self, step: StepInput) -> list[RowOutput]:
         time.sleep(STEP)
         started = frozenset(row.token_ids[0] for row in step.rows if row.start == 0)
         samplings = [row.sampling for row in step.rows if row.sampling is not None]
@@ -95,11 +76,56 @@ class PacedEngine:
         self.iterations.append(Iteration(time.monotonic(), started, num_ended))
         return [RowOutput((1,) if row.sampling else ()) for row in step.rows]
 
+
+def serve(url: str, commands: Connection) -> None:
+    """A real loop, scheduler and broker around that model; the iterations go back at the end."""
+    scheduler = Scheduler(
+        POLICIES["paged"],
+        KVBlocks(NUM_BLOCKS, BLOCK_SIZE, True),
+        max_batch_size=SLOTS,
+        max_batch_tokens=512,
+        max_model_len=MAX_LEN,
+    )
+    model, broker, stop = PacedModel(), EngineBroker(url, CARD.id, lease_seconds=60), threading.Event()
+    executor = LocalExecutor(model.execute)
+    files = TokenizerFiles("{}", None, None, None, False)
+    broker.register(CARD, files)
+    grammars = Grammars(files, vocab_size=CARD.vocab_size, stop_token_ids=CARD.eos_token_ids)
+    thread = threading.Thread(target=Engine(scheduler, executor, broker, CARD, grammars).run, args=(stop,))
+    commands.send("ready")
+    commands.recv()
+    thread.start()
+    commands.recv()
+    stop.set()
+    thread.join()
+    executor.close()
+    broker.close()
+    commands.send(model.iterations)
+
+
+class PacedEngine:
+    """`serve` in a process of its own, as in life: within one process it would share the interpreter with the reader
+    of its frames, and both would wait for each other."""
+
+    def __init__(self, url: str) -> None:
+        self.iterations: list[Iteration] = []  # once it has closed
+        self._commands, child = multiprocessing.Pipe()
+        self._process = multiprocessing.get_context("spawn").Process(target=serve, args=(url, child), daemon=True)
+        self._process.start()
+        self._commands.recv()
+
+    def start(self) -> None:
+        self._commands.send("start")
+
     def close(self) -> None:
-        self._stop.set()
-        self._thread.join(20)
-        self._executor.close()
-        self._broker.close()
+        self._commands.send("stop")
+        self.iterations = self._commands.recv()
+        self._process.join()
+
+    def iterations_to_start(self, number: int, queued_at: float) -> int:
+        """From the first iteration that freed a slot after `queued_at` to the one that ran this request first."""
+        freed = next(i for i, done in enumerate(self.iterations) if done.ended_at > queued_at and done.num_ended)
+        return next(i for i, done in enumerate(self.iterations) if number in done.started) - freed
 
 
 @dataclass
@@ -120,7 +146,6 @@ class Tenants:
     def __init__(self, broker: GatewayBroker, engine: PacedEngine) -> None:
         self._broker, self.engine = broker, engine
         self._count = 1
-        self._chance = random.Random(1)
         self.sent: dict[str, Sent] = {}
         self.tokens: dict[str, int] = defaultdict(int)  # by tenant
 
@@ -155,21 +180,11 @@ class Tenants:
         await self._broker.enqueue(request, CARD)
         return self.sent[request_id]
 
-    def iterations_to_start(self, number: int, queued_at: float) -> int:
-        """From the first iteration that freed a slot after `queued_at` to the one that ran this request first."""
-        iterations = self.engine.iterations
-        freed = next(i for i, done in enumerate(iterations) if done.ended_at > queued_at and done.num_ended)
-        return next(i for i, done in enumerate(iterations) if number in done.started) - freed
-
-    async def one_at_a_time(self, tenant: str, number: int) -> list[float]:
-        """Times to first token, in seconds.
-
-        A pause of up to an iteration lies between the requests: one that is sent at the very moment in which the last
-        answer ends always meets an iteration that has just begun, which no client on a network does.
-        """
+    async def one_after_another(self, tenant: str, number: int) -> list[float]:
+        """Times to first token, in seconds, of requests without a pause between them. Each comes when an iteration has
+        just begun, the longest wait there is."""
         waits = []
         for _ in range(number):
-            await asyncio.sleep(self._chance.uniform(0, STEP))
             sent = await self.send(tenant, output=4)
             await sent.ended.wait()
             waits.append(sent.first - sent.at)
@@ -197,12 +212,12 @@ class Measured:
 async def flood(tenants: Tenants, *, flood_size: int, samples: int) -> tuple[float, float]:
     """Median seconds to B's first token: alone, and while A's flood is there all the time."""
     tenants.engine.start()
-    alone = await tenants.one_at_a_time("B", samples)
+    alone = await tenants.one_after_another("B", samples)
     for _ in range(flood_size):
         await tenants.send("A")
     waits = []
     while len(waits) < samples and sum(s.tenant == "A" and not s.ended.is_set() for s in tenants.sent.values()) > SLOTS:
-        waits += await tenants.one_at_a_time("B", 1)
+        waits += await tenants.one_after_another("B", 1)
     await _all_ended(tenants)
     return statistics.median(alone), statistics.median(waits)
 
@@ -221,8 +236,8 @@ async def shares(tenants: Tenants, *, requests: int) -> float:
     return three / one
 
 
-async def priority(tenants: Tenants, *, backlog: int, samples: int) -> list[int]:
-    """Iterations between the first slot that came free after a priority request was queued, and its first token."""
+async def priority(tenants: Tenants, *, backlog: int, samples: int) -> list[tuple[int, float]]:
+    """Numbers of priority requests that met a full queue, and when they were queued (monotonic)."""
     tenants.engine.start()
     for _ in range(backlog):
         await tenants.send("A")
@@ -232,7 +247,7 @@ async def priority(tenants: Tenants, *, backlog: int, samples: int) -> list[int]
         sent = await tenants.send("P", output=4, service_class="priority")
         queued_at = time.monotonic()
         await sent.ended.wait()
-        found.append(tenants.iterations_to_start(sent.number, queued_at))
+        found.append((sent.number, queued_at))
         await asyncio.sleep(3 * STEP)
     await _all_ended(tenants)
     return found
@@ -266,33 +281,9 @@ async def measure(url: str, *, flood_size: int, samples: int) -> Measured:
     async with world(url) as tenants:
         share = await shares(tenants, requests=flood_size // 3)
     async with world(url) as tenants:
-        iterations = await priority(tenants, backlog=max(100, flood_size // 3), samples=max(3, samples // 4))
+        urgent = await priority(tenants, backlog=max(100, flood_size // 3), samples=max(3, samples // 4))
+    iterations = [tenants.engine.iterations_to_start(number, queued_at) for number, queued_at in urgent]
     return Measured(alone, flooded, share, iterations)
-
-
-@contextmanager
-def store() -> Iterator[str]:
-    """A redis-server of its own; yields its URL."""
-    binary = shutil.which("redis-server") or shutil.which("valkey-server")
-    if binary is None:
-        raise FileNotFoundError("redis-server is needed")
-    with tempfile.TemporaryDirectory(prefix="noria-fair-") as folder:
-        socket = Path(folder) / "s"
-        argv = [binary, "--port", "0", "--unixsocket", str(socket), "--save", "", "--dir", folder]
-        process = subprocess.Popen(argv, stdout=subprocess.DEVNULL)
-        try:
-            broker = EngineBroker(f"unix://{socket}", CARD.id)
-            until = time.monotonic() + 20
-            while time.monotonic() < until:
-                try:
-                    broker.ping()
-                    break
-                except BrokerUnavailable:
-                    time.sleep(0.05)
-            yield f"unix://{socket}"
-        finally:
-            process.terminate()
-            process.wait(10)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -300,8 +291,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--flood", type=int, default=500, help="requests of tenant A")
     parser.add_argument("--samples", type=int, default=24, help="requests of tenant B, alone and in the flood")
     options = parser.parse_args(arguments)
-    with store() as url:
-        found = asyncio.run(measure(url, flood_size=options.flood, samples=options.samples))
+    with running_store() as store:
+        found = asyncio.run(measure(store.url, flood_size=options.flood, samples=options.samples))
     print(f"{'':44}  {'measured':>10}  {'bar':>12}")
     print(f"{'B alone, median time to first token':44}  {1000 * found.alone:>7.1f} ms")
     print(f"{'B while A floods':44}  {1000 * found.flooded:>7.1f} ms")

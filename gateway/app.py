@@ -5,6 +5,7 @@ Knows no business rule: what a request means is in the endpoints, what happens t
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -12,28 +13,38 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 from noria.engine.wire.backpressure import QueueLimits
+from noria.engine.wire.batch_store import BatchStore
 from noria.engine.wire.broker import GatewayBroker
 from noria.engine.wire.record_store import RecordStore
 from noria.engine.wire.watches import Watches
 from noria.gateway import errors
+from noria.gateway.batches.attempts import Ask
+from noria.gateway.batches.dispatch import BatchDispatch
+from noria.gateway.batches.register import BatchRegister
+from noria.gateway.batches.run import Tools
 from noria.gateway.config import GatewaySettings
 from noria.gateway.dependencies import KeyRing
 from noria.gateway.drain import Drain
 from noria.gateway.endpoints import (
+    batches,
     chat,
     completions,
     conversations,
     embeddings,
+    files,
     health,
     metrics,
     models,
     openapi,
     responses,
     scoring,
+    stored_completions,
     tokenization,
 )
+from noria.gateway.files import Files
 from noria.gateway.http.methods import Methods
 from noria.gateway.http.request_context import RequestContext
+from noria.gateway.inner_call import InnerCall, Reply
 from noria.gateway.linger import Lingering
 from noria.gateway.metrics import GatewayMetrics
 from noria.gateway.model_directory import ModelDirectory
@@ -44,8 +55,23 @@ from noria.gateway.responses.context import Shelves
 from noria.gateway.responses.conversations import ConversationShelf
 from noria.gateway.responses.stored import ResponseShelf
 from noria.gateway.services import Services
+from noria.gateway.stored_completions import StoredCompletions
 from noria.gateway.tickets import TicketOffice
 from noria.gateway.upkeep import Upkeep
+
+_NOUNS = (
+    chat,
+    stored_completions,
+    completions,
+    responses,
+    conversations,
+    embeddings,
+    models,
+    scoring,
+    tokenization,
+    files,
+    batches,
+)  # fmt: skip
 
 
 def create_app(settings: GatewaySettings) -> FastAPI:
@@ -55,29 +81,40 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     directory = ModelDirectory(broker)
     counted = GatewayMetrics(directory.models_now)
     pump = FramePump(broker)
+    records = RecordStore(settings.redis_url, record_limits(settings))
+    batch_store = BatchStore(settings.redis_url)
     services = Services(
         settings,
         broker,
-        RecordStore(settings.redis_url, record_limits(settings)),
+        records,
         directory,
         pump,
         counted,
         TicketOffice(broker, settings.request_timeout),
         Lingering(pump, settings.resume_window),
         Drain(),
+        Files(records, settings.max_file_bytes),
+        BatchRegister(records, batch_store),
+        StoredCompletions(records, settings.response_ttl),
     )
     shelves = Shelves(
         ResponseShelf(services.records, settings.response_ttl),
         ConversationShelf(services.records, settings.conversation_ttl),
     )
     background = Background(services, shelves, Watches(settings.redis_url, "responses", hold=HOLD))
-    upkeep = Upkeep(services, background)
+
+    async def ask(call: InnerCall) -> Reply:
+        return await call.run(app)
+
+    dispatch = BatchDispatch(_batch_tools(services, batch_store, ask), services.drain, broker.boot_id)
+    upkeep = Upkeep(services, background, dispatch)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         upkeep.start()
         yield
         await upkeep.stop()
+        await batch_store.close()
 
     app = FastAPI(title="Noria", lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None)
     app.router.redirect_slashes = False
@@ -89,7 +126,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     app.include_router(health.router)
     app.include_router(metrics.router)
     for prefix in ("/v1", ""):
-        for noun in (chat, completions, responses, conversations, embeddings, models, openapi, scoring, tokenization):
+        for noun in _NOUNS:
             app.include_router(noun.router, prefix=prefix)
     app.add_middleware(Methods, routes=app.routes)
     if settings.allowed_origins:
@@ -111,3 +148,19 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         )
     app.add_middleware(RequestContext, metrics=counted, drain=services.drain)  # added last: outermost
     return app
+
+
+def _batch_tools(services: Services, store: BatchStore, ask: Ask) -> Tools:
+    settings = services.settings
+    return Tools(
+        register=services.batches,
+        store=store,
+        files=services.files,
+        directory=services.directory,
+        metrics=services.metrics,
+        ask=ask,
+        forget=services.tickets.forget,
+        slots=asyncio.Semaphore(settings.batch_concurrency),
+        concurrency=settings.batch_concurrency,
+        max_line_bytes=settings.max_body_bytes,
+    )

@@ -67,14 +67,19 @@ class GatewaySettings(BaseSettings):
     resume_window: float = Field(
         30.0, gt=0, le=3600, description="Time that a resumable answer runs on without its client"
     )
-    response_ttl: float = Field(30 * 86_400.0, gt=0, description="Time that a stored response is kept")
+    response_ttl: float = Field(
+        30 * 86_400.0, gt=0, description="Time that a stored response or chat completion is kept"
+    )
     conversation_ttl: float = Field(365 * 86_400.0, gt=0, description="Time that a conversation outlives its last use")
     max_response_bytes: int = Field(
-        256 * 1024 * 1024, ge=1024, description="Stored responses of one tenant at most: then the oldest go"
+        256 * 1024 * 1024, ge=1024, description="Stored answers of one tenant and kind at most: then the oldest go"
     )
     max_conversation_bytes: int = Field(
         256 * 1024 * 1024, ge=1024, description="Conversations of one tenant at most: then 400"
     )
+    max_file_bytes: int = Field(200 * 1024 * 1024, ge=1024, description="Largest file that may be uploaded")
+    max_stored_file_bytes: int = Field(1024 * 1024 * 1024, ge=1024, description="Files of one tenant at most: then 400")
+    batch_concurrency: int = Field(16, ge=0, le=1024, description="Lines of batches that run here at once; 0: none do")
     shutdown_timeout: int = Field(30, ge=0, description="Time for open answers to end after SIGTERM")
     log_format: Literal["auto", "text", "json"] = Field("auto", description="auto: text on a terminal, else JSON")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe line to log")

@@ -6,11 +6,13 @@
     │   ├── ContextLengthExceeded     prompt and max_tokens do not fit the model
     │   └── StorageFull               the tenant keeps as much as it may
     ├── InvalidKey 401
+    ├── Forbidden 403                 nobody may do that here
     ├── ModelNotFound 404
     ├── NotFound 404                  nothing of the tenant's has this id
     ├── StreamNotFound 404            nothing is kept of the stream that a client wants to go on with
     ├── BodyTimeout 408
     ├── DeadlineExpired 408           accepted, but not done within the request's life
+    ├── WrongState 409                what is there cannot have that done to it now
     ├── IdempotencyConflict 409       the key belongs to another request, or to one whose answer is not to be had
     ├── BodyTooLarge 413
     ├── UnsupportedEncoding 415       the body is compressed in a way that is not served
@@ -82,6 +84,12 @@ class InvalidKey(GatewayError):
         return {"www-authenticate": "Bearer"}
 
 
+class Forbidden(GatewayError):
+    status = 403
+    type = "invalid_request_error"
+    code = "forbidden"
+
+
 class ModelNotFound(GatewayError):
     status = 404
     type = "invalid_request_error"
@@ -99,6 +107,14 @@ class StreamNotFound(GatewayError):
     status = 404
     type = "invalid_request_error"
     code = "stream_not_found"
+
+
+class WrongState(GatewayError):
+    status = 409
+    type = "invalid_request_error"
+
+    def headers(self) -> dict[str, str]:
+        return {"x-should-retry": "false"}  # clients retry every 409 by themselves
 
 
 class IdempotencyConflict(GatewayError):
@@ -120,6 +136,9 @@ class BodyTimeout(GatewayError):
     status = 408
     type = "invalid_request_error"
     code = "request_timeout"
+
+    def headers(self) -> dict[str, str]:
+        return {"connection": "close"}  # else the rest could trickle in for ever
 
 
 class BodyTooLarge(GatewayError):

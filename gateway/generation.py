@@ -61,6 +61,8 @@ class Generation:
         self._prompt_tokens = prompt_tokens
         self.ticket = ticket
         self._transcripts = {i: Transcript(i) for i in request_ids} if ticket is not None else None
+        # One delta for each token where a stream is read more than once, and where it matters which text a score is of.
+        self._singly = ticket is not None or (options.logprobs and options.parser is not None)
         self._timeout = timeout
         self._max_backlog = max_backlog
         self._inbox: list[TokenFrame] = []
@@ -138,15 +140,15 @@ class Generation:
                 await self._wait()
 
     def take(self) -> list[Delta]:
-        """What has come since the last time, without waiting. With a ticket there is a delta for every token, so that
-        a stream is the same whenever it is read; else one per choice at most. Raises as `deltas`."""
+        """What has come since the last time, without waiting: one delta per choice at most, or one for every token, so
+        that a stream is the same whenever it is read. Raises as `deltas`."""
         if self._fault is not None:
             raise self._fault
         frames, self._inbox, self._backlog = self._inbox, [], 0
         if not frames:
             return []
         try:
-            return self._read(frames) if self._transcripts is None else self._read_singly(frames)
+            return self._read_singly(frames) if self._singly else self._read(frames)
         except GatewayError as error:
             self._fault = error
             self._settle()
@@ -243,11 +245,10 @@ class Generation:
         return list(merged.values())
 
     def _read_singly(self, frames: list[TokenFrame]) -> list[Delta]:
-        assert self._transcripts is not None
         new = []
         for frame in frames:
             for piece in one_by_one(frame):
-                if not self._readers[piece.request_id].ended:
+                if self._transcripts is not None and not self._readers[piece.request_id].ended:
                     self._transcripts[piece.request_id].add(piece)
                 if delta := self._read_one(piece):
                     new.append(delta)

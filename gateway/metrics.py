@@ -101,6 +101,12 @@ class GatewayMetrics:
         self.completion_tokens = Counter(
             "noria_gateway_completion_tokens", "Output tokens of ended requests", ["model"], registry=self._registry
         )
+        self.batches_running = Gauge(
+            "noria_gateway_batches_running", "Batches that this gateway runs", registry=self._registry
+        )
+        self.batch_lines = Counter(
+            "noria_gateway_batch_lines", "Lines of batches that got their result", ["outcome"], registry=self._registry
+        )
         self.first_token = Histogram(
             "noria_gateway_time_to_first_token_seconds", "From the queue to the first token of a choice",
             buckets=_LATENCY, registry=self._registry,

@@ -13,12 +13,19 @@ CONVERSATION = "conversation"
 ITEM = "item"
 """One item of a conversation; the kind's part is the conversation's id."""
 
+FILE = "file"
+"""Its bytes are the file's content."""
+BATCH = "batch"
+CHAT_COMPLETION = "chat_completion"
+
 
 def record_limits(settings: GatewaySettings) -> dict[str, RecordLimits]:
-    """Responses are stored unless a client says otherwise, so the oldest make room there; what a client keeps on
+    """Answers are stored in passing, so the oldest make room there; what a client keeps on
     purpose is never dropped for something new."""
     return {
         RESPONSE: RecordLimits(size=settings.max_response_bytes, evict=True),
         CONVERSATION: RecordLimits(size=settings.max_conversation_bytes),
         ITEM: RecordLimits(size=settings.max_conversation_bytes),
+        FILE: RecordLimits(size=settings.max_stored_file_bytes),
+        CHAT_COMPLETION: RecordLimits(size=settings.max_response_bytes, evict=True),
     }

@@ -14,10 +14,12 @@ import msgspec
 from noria.engine.wire.broker import GatewayBroker
 from noria.engine.wire.messages import GenerationRequest, SamplingParams
 from noria.engine.wire.record_store import RecordStore
+from noria.gateway.batches.register import BatchRegister
 from noria.gateway.choice import TextOptions
 from noria.gateway.config import GatewaySettings
 from noria.gateway.drain import Drain
 from noria.gateway.errors import InvalidRequest
+from noria.gateway.files import Files
 from noria.gateway.generation import Generation
 from noria.gateway.linger import Lingering
 from noria.gateway.metrics import GatewayMetrics
@@ -26,17 +28,20 @@ from noria.gateway.origin import Followed, Origin, Queued
 from noria.gateway.pump import FramePump
 from noria.gateway.sampling import seeds
 from noria.gateway.schemas.sampling import SamplingFields
+from noria.gateway.stored_completions import StoredCompletions
 from noria.gateway.tickets import Ticket, TicketOffice
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
     """Whom a request belongs to. `weight` is its share of a busy queue against other tenants'. It shares cached
-    prefixes with the tenants of its `cache_group`, if it has one."""
+    prefixes with the tenants of its `cache_group`, if it has one. With `queue` its requests wait in that class,
+    whatever they ask for."""
 
     id: str = "default"
     weight: float = 1.0
     cache_group: str = ""
+    queue: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,9 @@ class Services:
     tickets: TicketOffice
     lingering: Lingering
     drain: Drain
+    files: Files
+    batches: BatchRegister
+    completions: StoredCompletions
 
     def generation(self, tenant: Tenant, question: Question, group: str, ticket: Ticket | None) -> Generation:
         """The answer's generation. Its requests are named after `group`. Nothing is sent before it is entered."""
@@ -136,7 +144,7 @@ class Services:
                 sampling=msgspec.structs.replace(question.params[place // n], seed=seed),
                 gateway=self.broker.boot_id,
                 tenant=tenant.id,
-                service_class=fields.service_class,
+                service_class=tenant.queue or fields.service_class,
                 priority=fields.priority,
                 deadline_ms=deadline_ms,
                 cache_salt=fields.cache_salt or "",

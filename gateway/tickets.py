@@ -140,7 +140,7 @@ class IssuedTicket:
 
 
 class TicketOffice:
-    """Issues tickets. All methods raise `Overloaded` while the store is away."""
+    """Issues tickets."""
 
     def __init__(self, broker: GatewayBroker, request_timeout: float) -> None:
         self._broker = broker
@@ -149,7 +149,7 @@ class TicketOffice:
     async def issue(self, tenant: str, delivery: Delivery, prefix: str, fingerprint: str) -> IssuedTicket:
         """The ticket of a new answer, or of the one that the client's headers point to.
 
-        Raises `StreamNotFound` and `IdempotencyConflict`.
+        Raises `StreamNotFound`, `IdempotencyConflict`, and `Overloaded` while the store is away.
         """
         try:
             async with asyncio.timeout(_PATIENCE + 1):
@@ -158,11 +158,15 @@ class TicketOffice:
                 record = new_record(delivery, fingerprint)
                 key = None
                 if delivery.key is not None:
-                    key = f"key:{hashlib.sha256(delivery.key.encode()).hexdigest()}"
+                    key = _name(delivery.key)
                     record = await self._of_key(tenant, key, record)
         except (BrokerUnavailable, TimeoutError) as error:
             raise Overloaded(STORE_AWAY, retry_after=2) from error
         return IssuedTicket(self._broker, tenant, record, prefix + record.group, key, self._life)
+
+    async def forget(self, tenant: str, key: str) -> None:
+        """Keep nothing more under the Idempotency-Key: its answer lies elsewhere."""
+        await self._broker.forget(tenant, _name(key))
 
     async def _of_stream(self, tenant: str, delivery: Delivery, prefix: str) -> IssuedTicket:
         assert delivery.last_event is not None
@@ -196,6 +200,10 @@ class TicketOffice:
                 message = "The first request with this Idempotency-Key is still being let in. Please try again."
                 raise IdempotencyConflict(message, param="Idempotency-Key", code="idempotency_key_in_use")
             await asyncio.sleep(0.05)
+
+
+def _name(key: str) -> str:
+    return f"key:{hashlib.sha256(key.encode()).hexdigest()}"
 
 
 def _stream(completion_id: str) -> str:

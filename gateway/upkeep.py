@@ -12,6 +12,7 @@ from contextlib import suppress
 import structlog
 
 from noria.engine.wire.broker import BrokerUnavailable, QueueFull
+from noria.gateway.batches.dispatch import BatchDispatch
 from noria.gateway.dependencies import cancel_and_wait
 from noria.gateway.responses.background import Background
 from noria.gateway.services import Services
@@ -25,15 +26,18 @@ _PERIOD = 1.0
 class Upkeep:
     """Runs between `start` and `stop`."""
 
-    def __init__(self, services: Services, background: Background) -> None:
+    def __init__(self, services: Services, background: Background, dispatch: BatchDispatch) -> None:
         self._services = services
         self._background = background
+        self._dispatch = dispatch
         self._tasks: list[asyncio.Task[None]] = []
+        self._batches: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
         self._tasks = [asyncio.create_task(self._run(), name="upkeep")]
 
     async def stop(self) -> None:
+        await cancel_and_wait(*self._batches)  # first: their lines leave as clients do, and go on without us
         for sink in list(self._services.pump.sinks()):
             sink.cut_off()
         await self._background.stop()
@@ -47,6 +51,8 @@ class Upkeep:
         await self._connect()
         self._tasks.append(asyncio.create_task(_for_ever("frame pump", self._services.pump.run), name="frame pump"))
         self._tasks.append(asyncio.create_task(_for_ever("background", self._background.run), name="background"))
+        if self._services.settings.batch_concurrency:
+            self._batches.append(asyncio.create_task(self._dispatch.run(), name="batches"))
         await _for_ever("upkeep", self._tend)
 
     async def _connect(self) -> None:

@@ -64,6 +64,7 @@ async def vectors(
                 sampling=SamplingParams(max_tokens=0),
                 gateway=services.broker.boot_id,
                 tenant=tenant.id,
+                service_class=tenant.queue or "default",
                 priority=priority,
                 deadline_ms=int(deadline * 1000),
                 weight=tenant.weight,

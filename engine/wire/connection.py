@@ -92,8 +92,12 @@ RECORD_DROP = _load("records_prelude", "record_drop")
 RECORD_TOUCH = _load("records_prelude", "record_touch")
 RECORD_CHUNK = _load("records_prelude", "record_chunk")
 RECORD_PAGE = _load("records_prelude", "record_page")
+BATCH_LEASE = _load("batch_lease")
+BATCH_LINE = _load("records_prelude", "batch_line")
+_BATCHES = (BATCH_LEASE, BATCH_LINE)
 _RECORDS = (RECORD_PUT, RECORD_DROP, RECORD_TOUCH, RECORD_CHUNK, RECORD_PAGE)
-SCRIPTS = (ENQUEUE, CLAIM, PROGRESS, CANCEL, RELEASE, LEASE, SNAPSHOT, POSITION, REGISTER, LOG, WATCH, *_RECORDS)
+_POOLS = (ENQUEUE, CLAIM, PROGRESS, CANCEL, RELEASE, LEASE, SNAPSHOT, POSITION)
+SCRIPTS = (*_POOLS, REGISTER, LOG, WATCH, *_RECORDS, *_BATCHES)
 _TEXT_BY_SHA = {s.sha: s.text for s in SCRIPTS}
 
 
@@ -138,7 +142,8 @@ class Store:
         self._connection: Any = pool.make_connection()
 
     def run(self, *commands: Command) -> list[Any]:
-        """One pipelined round trip without MULTI; replies in order. Raises BrokerUnavailable and StoreFault.
+        """One pipelined round trip without MULTI; replies in order, as the store sent them. Raises BrokerUnavailable
+        and StoreFault.
 
         The server forgets scripts when it restarts: those commands are run again with their text, in order.
         """

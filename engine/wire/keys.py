@@ -91,3 +91,18 @@ def entry(tenant: str, kind: str, part: str, record_id: str) -> str:
 def chunks(tenant: str, kind: str, part: str, record_id: str) -> str:
     """LIST: the bytes that belong to a record, in pieces."""
     return f"{records(tenant, kind)}chunks:{part}/{record_id}"
+
+
+BATCHES = "noria:batches"
+"""HASH: `batch_member` of every batch that is not over -> when it was put there."""
+
+
+def batch_member(tenant: str, batch_id: str) -> str:
+    """How `BATCHES` names a batch."""
+    return f"{batch_id}/{tenant}"
+
+
+def batch(tenant: str, batch_id: str, part: str) -> str:
+    """What is known of a batch while it runs, in the tenant's slot. `lease`, STRING: which runner has it; `done`,
+    STRING: one bit per line of its input; `counts`, HASH: lines and tokens so far."""
+    return f"noria:{{{quote(tenant, safe='/:@+=,~. ')}}}:batch:{batch_id}:{part}"

@@ -5,10 +5,9 @@ Knows the keys and how to read them; takes requests off no queue. The dead-lette
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
@@ -155,10 +154,7 @@ class QueueView:
         )
         now = int(seconds) + int(micros) / 1e6
         stats = _mapping(packed)
-        flat = (
-            [value for pair in leases for value in pair] if leases and isinstance(leases[0], tuple | list) else leases
-        )
-        expiries = list(zip(flat[::2], flat[1::2], strict=True))
+        expiries = _mapping(leases).items()
         owned = self._store.run(*(("HLEN", pool + "owned:" + engine.decode()) for engine, _ in expiries))
         return [
             EngineView(engine.decode(), float(expiry) / 1000 - now, held, _stats(stats.get(engine)))
@@ -167,7 +163,7 @@ class QueueView:
 
     def _dead(self, model: str) -> list[DeadLetter]:
         (entries,) = self._store.run(("XREVRANGE", keys.dead(model), "+", "-", "COUNT", MOST_DEAD))
-        return [_letter(model, entry.decode(), fields) for entry, fields in entries]
+        return [_letter(model, entry.decode(), _mapping(fields)) for entry, fields in entries]
 
 
 @contextmanager
@@ -180,9 +176,8 @@ def open_view(redis_url: str) -> Iterator[QueueView]:
         view.close()
 
 
-def _mapping(reply: Any) -> dict[bytes, bytes]:
-    """A HGETALL reply: the client library may have made a mapping of it."""
-    return reply if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2], strict=True))
+def _mapping(flat: Sequence[bytes]) -> dict[bytes, bytes]:
+    return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
 def _tenants(counts: dict[bytes, bytes]) -> list[TenantView]:

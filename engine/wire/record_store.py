@@ -38,6 +38,9 @@ class RecordLimits:
     evict: bool = False
 
 
+_UNBOUNDED = RecordLimits(count=2**53, size=2**53)
+
+
 class RecordsFull(Exception):
     """The tenant keeps as much of this kind as it may. `kind` and `limits` say what of, and how much."""
 
@@ -83,11 +86,20 @@ class RecordStore:
         return await self._put(tenant, kind, record_id, body, _NONE if new else _ANY, created=created, ttl=ttl)
 
     async def replace_if(
-        self, tenant: str, kind: str, record_id: str, old_version: str, body: bytes, *, ttl: float | None = None
+        self,
+        tenant: str,
+        kind: str,
+        record_id: str,
+        old_version: str,
+        body: bytes,
+        *,
+        ttl: float | None = None,
+        bounded: bool = True,
     ) -> str | None:
         """Write the record if `old_version` is still there, and return the new version, else None. Its lifetime stays,
-        or becomes `ttl` from now where that is longer. Raises RecordsFull."""
-        return await self._put(tenant, kind, record_id, body, old_version, created=0, ttl=ttl)
+        or becomes `ttl` from now where that is longer. Raises RecordsFull, but not unless `bounded`: for what must be
+        written however much there is."""
+        return await self._put(tenant, kind, record_id, body, old_version, created=0, ttl=ttl, bounded=bounded)
 
     async def get(self, tenant: str, kind: str, record_id: str) -> StoredRecord | None:
         (found,) = await self.get_many(tenant, kind, [record_id])
@@ -176,12 +188,21 @@ class RecordStore:
         return int(count), int(size or 0)
 
     async def _put(
-        self, tenant: str, kind: str, record_id: str, body: bytes, old: str, *, created: float, ttl: float | None
+        self,
+        tenant: str,
+        kind: str,
+        record_id: str,
+        body: bytes,
+        old: str,
+        *,
+        created: float,
+        ttl: float | None,
+        bounded: bool = True,
     ) -> str | None:
         ledger, part = _split(kind)
         if "/" in record_id:
             raise ValueError(f"a record's id holds no slash: {record_id!r}")
-        limits, version = self._limits_of(ledger), secrets.token_hex(8)
+        limits, version = self._limits_of(ledger) if bounded else _UNBOUNDED, secrets.token_hex(8)
         lifetime = "" if ttl is None else _ms(ttl)
         (reply,) = await self._store.run(
             RECORD_PUT(

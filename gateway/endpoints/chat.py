@@ -20,6 +20,7 @@ from noria.gateway.collect import collect
 from noria.gateway.delivery import delivery
 from noria.gateway.dependencies import ServicesDep, TenantDep, json_object
 from noria.gateway.generation import Generation
+from noria.gateway.kept_answer import KeptAnswer
 from noria.gateway.schemas.answers import Chunks, Head, chat_logprobs, usage_fields
 from noria.gateway.schemas.chat import ChatRequest
 from noria.gateway.schemas.strict import parse
@@ -38,7 +39,10 @@ async def chat_completions(request: Request, services: ServicesDep, tenant: Tena
     def shape(identity: Identity) -> _Answer:
         return _Answer(body, question.model.card.id, question.model.tokenizer, identity)
 
-    return await respond(request, services, tenant, wanted, question, "chatcmpl-", shape)
+    def kept(identity: Identity) -> KeptAnswer:
+        return KeptAnswer(services.completions, tenant.id, given, lambda: shape(identity))
+
+    return await respond(request, services, tenant, wanted, question, "chatcmpl-", kept if body.store else shape)
 
 
 class _Answer(Answer):

@@ -5,7 +5,7 @@ Knows no noun.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,17 +27,32 @@ class Page:
     descending: bool
 
 
-def page(request: Request, *, default_limit: int = 20, default_order: str = "desc") -> Page:
-    """Raises `InvalidRequest` for values that mean nothing."""
+def page(
+    request: Request,
+    *,
+    default_limit: int = 20,
+    max_limit: int = MAX_LIMIT,
+    default_order: str = "desc",
+    only: Collection[str] | None = None,
+) -> Page:
+    """Raises `InvalidRequest` for values that mean nothing, and for parameters other than `only` these."""
+    for name in request.query_params:
+        if only is not None and name not in (*only, "api-version"):  # which Azure's clients send with everything
+            raise InvalidRequest(f"Unknown query parameter: '{name[:64]}'.", param=name[:64], code="unknown_parameter")
     order = request.query_params.get("order", default_order)
     if order not in ("asc", "desc"):
         raise InvalidRequest("Invalid 'order': expected 'asc' or 'desc'.", param="order", code="invalid_value")
     limit = integer(request, "limit", default_limit)
-    if not 0 <= limit <= MAX_LIMIT:
-        message = f"Invalid 'limit': expected a value between 1 and {MAX_LIMIT}, but got {limit}."
+    if not 0 <= limit <= max_limit:
+        message = f"Invalid 'limit': expected a value between 1 and {max_limit}, but got {limit}."
         raise InvalidRequest(message, param="limit", code="invalid_value")
     after, before = request.query_params.get("after"), request.query_params.get("before")
     return Page(after or None, before or None, limit, order == "desc")
+
+
+def unknown_cursor(after: str | None) -> InvalidRequest:
+    """The error for an `after` that names nothing of this list."""
+    return InvalidRequest(f"Invalid 'after': no object with id '{(after or '')[:128]}' is listed here.", param="after")
 
 
 def integer(request: Request, name: str, default: int) -> int:

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Depends, Response
 
 from noria.engine.wire.broker import ModelStatus
 from noria.gateway.dependencies import ServicesDep, authenticate
-from noria.gateway.errors import STORE_AWAY, Overloaded
+from noria.gateway.errors import STORE_AWAY, Forbidden, Overloaded
 from noria.gateway.model_directory import not_found
 from noria.gateway.services import Services
 
@@ -40,6 +40,16 @@ async def model(model_id: str, services: ServicesDep) -> Response:
     if status is None:
         raise not_found(model_id)
     return _json(_shape(model_id, status))
+
+
+@router.delete("/models/{model_id:path}")
+async def delete_model(model_id: str, services: ServicesDep) -> Response:
+    """Always refused: at OpenAI only fine-tuned models can be deleted, and here there are none."""
+    if services.directory.find(model_id) is None:
+        await _look(services)
+    if services.directory.find(model_id) is None:
+        raise not_found(model_id)
+    raise Forbidden(f"The model '{model_id}' cannot be deleted: an engine serves it.", param="model")
 
 
 async def _look(services: Services) -> None:

@@ -6,6 +6,7 @@ Knows no field of any body.
 from __future__ import annotations
 
 import asyncio
+import time
 import zlib
 from collections.abc import AsyncIterator
 
@@ -15,6 +16,9 @@ from noria.gateway.errors import BodyTimeout, BodyTooLarge, InvalidRequest, Unsu
 
 _ENCODINGS = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 """zlib's window bits by content coding; RFC 9110 section 8.4.1: `deflate` is the zlib format."""
+
+_SLOWEST = 16 * 1024
+"""Bytes per second that a large body must come at, on the whole."""
 
 
 class ClientGone(Exception):
@@ -41,6 +45,31 @@ async def read_body(request: Request, limit: int, timeout: float) -> bytes:
     except ClientDisconnect:
         raise ClientGone from None
     return bytes(body)
+
+
+async def arriving(request: Request, limit: int, patience: float) -> AsyncIterator[bytes]:
+    """A large body as it arrives, which must not be compressed. It may take `patience` seconds, and beyond that as long
+    as its bytes take at `_SLOWEST`. Raises `BodyTooLarge`, `BodyTimeout`, `UnsupportedEncoding` and `ClientGone`."""
+    claimed = request.headers.get("content-length", "")
+    if claimed.isdigit() and int(claimed) > limit:
+        raise BodyTooLarge(f"The request body has {claimed} bytes, more than the {limit} allowed.")
+    if request.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
+        raise UnsupportedEncoding("Unsupported content encoding: files are sent as they are.")
+    began, size, parts = time.monotonic(), 0, aiter(request.stream())
+    while True:
+        try:
+            async with asyncio.timeout(patience + size / _SLOWEST - (time.monotonic() - began)):
+                part = await anext(parts)
+        except StopAsyncIteration:
+            return
+        except TimeoutError:
+            raise BodyTimeout("The request body arrives too slowly.") from None
+        except ClientDisconnect:
+            raise ClientGone from None
+        size += len(part)
+        if size > limit:
+            raise BodyTooLarge(f"The request body has more than the {limit} bytes allowed.")
+        yield part
 
 
 def _unpacked(request: Request, limit: int) -> AsyncIterator[bytes]:

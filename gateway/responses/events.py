@@ -5,10 +5,11 @@ Knows how an event is spelled, not what happens in an answer.
 
 from __future__ import annotations
 
-import secrets
 from typing import Any
 
 import orjson
+
+from noria.gateway.schemas.answers import padded
 
 
 class EventWriter:
@@ -31,11 +32,15 @@ class EventWriter:
         if (number := self._number()) is None:
             return
         scores = b"" if logprobs is None else b',"logprobs":' + logprobs
-        noise = b',"obfuscation":"%s"' % secrets.token_urlsafe(16)[: 22 - len(delta) % 16].encode()
-        self._written.append(
-            b'event: %s\ndata: {"type":"%s",%s,"delta":%s%s%s,"sequence_number":%d}\n\n'
-            % (kind, kind, place, orjson.dumps(delta), scores, noise if self._obfuscated else b"", number)
+        event = b'event: %s\ndata: {"type":"%s",%s,"delta":%s%s,"sequence_number":%d}\n\n' % (
+            kind,
+            kind,
+            place,
+            orjson.dumps(delta),
+            scores,
+            number,
         )
+        self._written.append(padded(event) if self._obfuscated else event)
 
     def take(self) -> bytes:
         """What was written since the last time."""

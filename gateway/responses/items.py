@@ -145,7 +145,10 @@ def opened(carried: str) -> str:
             raise ValueError
         unpacker = zlib.decompressobj()
         packed = base64.urlsafe_b64decode(carried.removeprefix(_COMPACTED))
-        return unpacker.decompress(packed, MAX_FILE_BYTES).decode()
+        text = unpacker.decompress(packed, MAX_FILE_BYTES).decode()
+        if not unpacker.eof:
+            raise ValueError
+        return text
     except (ValueError, zlib.error):
         message = "Invalid 'input': the compaction item was not made by this server."
         raise InvalidRequest(message, param="input", code="invalid_value") from None

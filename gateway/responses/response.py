@@ -54,7 +54,7 @@ def begun(request: ResponseRequest, *, response_id: str, model: str, created: in
         "top_logprobs": request.top_logprobs or 0,
         "top_p": request.top_p,
         "truncation": request.truncation,
-        "usage": None,
+        "usage": usage_fields(Usage(0, 0), 0),  # not null: OpenAI's schema has none here, and Open Responses wants one
         "metadata": request.metadata,
     }
     if request.user is not None:
@@ -85,7 +85,13 @@ def ended(response: Shown, output: list[Shown], usage: Usage, reasoning_tokens: 
 
 def rewound(kept: Shown) -> Shown:
     """The response as it was at its beginning."""
-    none: Shown = {"output": [], "usage": None, "completed_at": None, "incomplete_details": None, "error": None}
+    none: Shown = {
+        "output": [],
+        "usage": usage_fields(Usage(0, 0), 0),
+        "completed_at": None,
+        "incomplete_details": None,
+        "error": None,
+    }
     return {**kept, "status": "queued" if kept["background"] else "in_progress", **none}
 
 

@@ -110,11 +110,11 @@ class Chunks:
 
     def _finished(self, event: bytes, index: int, mark: Mark) -> bytes:
         if self._obfuscate:
-            event = _padded(event)
+            event = padded(event)
         return event if self._cursor is None else self._cursor.tag(event, index, mark)
 
 
-def _padded(event: bytes) -> bytes:
+def padded(event: bytes) -> bytes:
     """The event with a field of random characters that rounds its length up to whole blocks."""
     start, end = event.removesuffix(b"}\n\n") + b',"obfuscation":"', b'"}\n\n'
     room = -(len(start) + len(end)) % _OBFUSCATION_BLOCK

@@ -140,7 +140,7 @@ class ChatRequest(SamplingFields):
     modalities: Annotated[list[Literal["text"]], at_most(4)] = Field(default=["text"], min_length=1)
     reasoning_effort: Literal["none"] | None = None
     verbosity: Literal["medium"] | None = None
-    store: Literal[False] = False
+    store: bool = False
     metadata: Metadata = Field(default={})
     prompt_cache_key: str | None = Field(None, max_length=4096)
     safety_identifier: str | None = Field(None, max_length=4096)

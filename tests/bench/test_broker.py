@@ -1,9 +1,10 @@
 """The store's memory is bounded: what requests leave behind is nothing."""
 
-from bench.broker import private_store, soak
+from bench.broker import soak
+from bench.store import running_store
 
 
 async def test_the_keys_return_to_the_resting_set():
-    with private_store() as url:
-        before, after = await soak(url, 500)
+    with running_store() as store:
+        before, after = await soak(store.url, 500)
     assert before == after

@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from noria.engine.wire.broker import BrokerUnavailable, EngineBroker, GatewayBroker
+from bench.store import running_store
+from noria.engine.wire.broker import EngineBroker, GatewayBroker
 from noria.engine.wire.messages import (
     EngineStats,
     GenerationRequest,
@@ -40,26 +38,13 @@ def noria(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    binary = shutil.which("redis-server")
-    assert binary, "redis-server is needed"
-    with tempfile.TemporaryDirectory(prefix="noria-queue-") as folder:
-        argv = [binary, "--port", "0", "--unixsocket", f"{folder}/s", "--save", "", "--dir", folder]
-        process = subprocess.Popen(argv, stdout=subprocess.DEVNULL)
-        engine = EngineBroker(f"unix://{folder}/s", CARD.id, engine_id="engine-one", lease_seconds=600)
-        until = time.monotonic() + 10
-        while True:
-            try:
-                engine.register(CARD, TokenizerFiles("{}", None, None, None, False))
-                break
-            except BrokerUnavailable:
-                assert time.monotonic() < until
-                time.sleep(0.05)
-        asyncio.run(_fill(f"unix://{folder}/s"))
+    with running_store() as store:
+        engine = EngineBroker(store.url, CARD.id, engine_id="engine-one", lease_seconds=600)
+        engine.register(CARD, TokenizerFiles("{}", None, None, None, False))
+        asyncio.run(_fill(store.url))
         stats = EngineStats(running=1, kv_blocks_total=64, kv_blocks_used=16, draining=True)
         engine.exchange({}, stats, max_requests=1, max_blocks=64)
-        yield f"unix://{folder}/s"
-        process.terminate()
-        process.wait(10)
+        yield store.url
 
 
 async def _fill(url: str) -> None:
@@ -70,21 +55,20 @@ async def _fill(url: str) -> None:
         victim = EngineBroker(url, CARD.id, engine_id=f"victim-{number}", lease_seconds=0.6)
         victim.register(CARD, TokenizerFiles("{}", None, None, None, False))
         assert victim.exchange({}, None, max_requests=1, max_blocks=64).claimed
-        while not [letter async for letter in _lapsed(gateway)]:
+        while not await _lapsed(gateway):
             await asyncio.sleep(0.05)
+        await gateway.reap(CARD.id)
     for number in range(5):
         await gateway.enqueue(_request(f"a{number}", "alice"), CARD)
     await gateway.enqueue(_request("b0", "bob [x]", service_class="priority"), CARD)
     await gateway.close()
 
 
-async def _lapsed(gateway: GatewayBroker):  # type: ignore[no-untyped-def]
-    """Yields once the reaper finds no engine but the living one."""
-    await gateway.reap(CARD.id)
+async def _lapsed(gateway: GatewayBroker) -> bool:
+    """Whether no engine but the living one has a lease."""
     gateway._models_until = 0.0
     (status,) = await gateway.models()
-    if set(status.engines) == {"engine-one"}:
-        yield status
+    return set(status.engines) == {"engine-one"}
 
 
 def _request(request_id: str, tenant: str, **fields: Any) -> GenerationRequest:

