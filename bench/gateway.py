@@ -3,8 +3,9 @@
     python bench/gateway.py --streams 64 --tokens 300 --rounds 3
 
 Starts a redis-server and a gateway of its own, publishes one frame per stream and iteration over the true path, and
-reads the gateway's CPU time around each round. Requests' own cost (parsing, queueing) is measured by rounds of one
-token and taken off. Client and engine live in this process: their CPU does not count.
+reads the gateway's CPU time around each round. Requests' own cost (parsing, queueing) is measured by rounds of 16
+tokens and taken off together with those tokens. `--api` chooses the endpoint. Client and engine live in this process:
+their CPU does not count.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import orjson
 import psutil
@@ -89,20 +93,44 @@ class Engine(threading.Thread):
                 self.broker.wait(0.02)
 
 
-async def stream(port: int, tokens: int) -> int:
-    """One streamed chat; returns the number of text chunks in it."""
-    messages = [{"role": "user", "content": "a"}]
-    body = orjson.dumps(
-        {"model": MODEL, "messages": messages, "max_tokens": tokens, "ignore_eos": True, "stream": True}
-    )
+@dataclass(frozen=True)
+class Api:
+    """One way to ask for a stream: `ask` makes the body, `chunk` is in every piece of text, `end` in the last event."""
+
+    path: str
+    ask: Callable[[int], dict[str, Any]]
+    chunk: bytes
+    end: bytes
+
+
+MESSAGES = [{"role": "user", "content": "a"}]
+APIS = {
+    "chat": Api(
+        "/v1/chat/completions",
+        lambda tokens: {"messages": MESSAGES, "max_tokens": tokens, "ignore_eos": True},
+        b'"delta":{"content":',
+        b"data: [DONE]",
+    ),
+    "responses": Api(
+        "/v1/responses",
+        lambda tokens: {"input": MESSAGES, "max_output_tokens": tokens, "store": False},
+        b'"type":"response.output_text.delta"',
+        b"event: response.incomplete",
+    ),
+}
+
+
+async def stream(port: int, api: Api, tokens: int) -> int:
+    """One stream; returns the number of text chunks in it."""
+    body = orjson.dumps({"model": MODEL, "stream": True, **api.ask(tokens)})
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = f"POST {api.path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
     writer.write(head.encode() + body)
     answer = await reader.read(-1)
     writer.close()
-    if b"data: [DONE]" not in answer:
+    if api.end not in answer:
         raise RuntimeError(f"a stream did not end: {answer[-300:]!r}")
-    return answer.count(b'"delta":{"content":')
+    return answer.count(api.chunk)
 
 
 def free_port() -> int:
@@ -115,21 +143,22 @@ def cpu(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-async def round_of(process: psutil.Process, port: int, streams: int, tokens: int) -> tuple[float, float, int]:
+async def round_of(process: psutil.Process, port: int, api: Api, streams: int, tokens: int) -> tuple[float, float, int]:
     """(CPU seconds, wall seconds, text chunks)."""
     before, began = cpu(process), time.perf_counter()
-    chunks = sum(await asyncio.gather(*(stream(port, tokens) for _ in range(streams))))
+    chunks = sum(await asyncio.gather(*(stream(port, api, tokens) for _ in range(streams))))
     return cpu(process) - before, time.perf_counter() - began, chunks
 
 
 async def measure(options: argparse.Namespace, process: psutil.Process, port: int) -> float:
-    await round_of(process, port, options.streams, 50)  # warm
+    api, shortest = APIS[options.api], 16  # tokens: the least that every API takes
+    await round_of(process, port, api, options.streams, 50)  # warm
     costs = []
     for _ in range(options.rounds):
         # CPU times come in ticks of 10 ms: the short rounds are repeated to be seen at all.
-        opening = [(await round_of(process, port, options.streams, 1))[0] for _ in range(3)]
-        spent, wall, chunks = await round_of(process, port, options.streams, options.tokens)
-        num_tokens = options.streams * options.tokens
+        opening = [(await round_of(process, port, api, options.streams, shortest))[0] for _ in range(3)]
+        spent, wall, chunks = await round_of(process, port, api, options.streams, options.tokens)
+        num_tokens = options.streams * (options.tokens - shortest)
         costs.append((spent - statistics.mean(opening)) / num_tokens * 1e6)
         print(
             f"{num_tokens} tokens in {chunks} chunks, {wall:.2f} s: {num_tokens / wall:,.0f} tokens/s, "
@@ -186,6 +215,7 @@ def _until(condition) -> None:  # type: ignore[no-untyped-def]
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--api", choices=sorted(APIS), default="chat")
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=300, help="per stream")
     parser.add_argument("--rounds", type=int, default=3)

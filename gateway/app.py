@@ -100,6 +100,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     shelves = Shelves(
         ResponseShelf(services.records, settings.response_ttl),
         ConversationShelf(services.records, settings.conversation_ttl),
+        services.files,
     )
     background = Background(services, shelves, Watches(settings.redis_url, "responses", hold=HOLD))
 

@@ -5,7 +5,15 @@ The same for every endpoint that speaks in messages; knows no HTTP and no answer
 
 from __future__ import annotations
 
-from noria.gateway.prompts import chat_prompt, room_left
+import dataclasses
+from collections.abc import Sequence
+
+import msgspec
+
+from noria.gateway.choice import TextOptions
+from noria.gateway.model_directory import ServedModel
+from noria.gateway.prompts import chat_prompt, inside_thoughts, prediction, room_left
+from noria.gateway.reading import Reading, reading
 from noria.gateway.sampling import check_stop_count, sampling_params, text_options
 from noria.gateway.schemas.chat import ChatRequest
 from noria.gateway.services import Question, Services
@@ -19,7 +27,18 @@ async def chat_question(services: Services, body: ChatRequest) -> Question:
     prompt = await chat_prompt(model, body)
     param = "messages" if body.wanted_tokens is None else "max_tokens"
     max_tokens = room_left(model.card, len(prompt), body.wanted_tokens, default=None, param=param)
+    read, options = answer_reading(model, body, prompt)
     params = sampling_params(
-        model.card, body, max_tokens=max_tokens, logprobs=body.wanted_logprobs, prompt_logprobs=None
+        model.card, body, max_tokens=max_tokens, logprobs=body.wanted_logprobs, prompt_logprobs=body.prompt_logprobs
     )
-    return Question(model, body, [prompt], [params], text_options(model, body, logprobs=body.logprobs))
+    params = msgspec.structs.replace(params, grammar=read.grammar)
+    expected = None if body.prediction is None else await prediction(model, body.prediction.text, max_tokens)
+    return Question(model, body, [prompt], [params], options, expected)
+
+
+def answer_reading(model: ServedModel, body: ChatRequest, prompt: Sequence[int]) -> tuple[Reading, TextOptions]:
+    """How the answers are read: what holds them, and what makes text and calls of their tokens."""
+    read = reading(model, body.toolset, opened=inside_thoughts(model, prompt))
+    options = text_options(model, body, logprobs=body.logprobs)
+    spelled = options.spelled | read.spelled(model.tokenizer.control_tokens)
+    return read, dataclasses.replace(options, parser=read.parser, spelled=spelled)

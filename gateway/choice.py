@@ -65,7 +65,7 @@ class Delta:
 class TextOptions:
     """The text conditions of a request. `end_ids` are the tokens that end it and are no part of its text; `spelled`
     are the control tokens that are. `parser` makes what takes a choice's text apart, from the id of its request: what
-    a parser makes up (the ids of calls) is the same whenever the answer is read."""
+    a parser makes up (the ids of calls) is the same whenever the answer is read. `token_ids`: they are wanted too."""
 
     stop: tuple[str, ...] = ()
     include_stop: bool = False

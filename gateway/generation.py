@@ -186,6 +186,7 @@ class Generation:
             prompt_tokens=sum(self._prompt_tokens),
             completion_tokens=sum(reader.num_tokens for reader in readers),
             cached_tokens=sum(reader.cached_tokens for reader in readers[::n]),
+            reasoning_tokens=sum(reader.reasoning_tokens for reader in readers),
         )
 
     def cut_off(self) -> None:

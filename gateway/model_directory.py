@@ -133,7 +133,7 @@ def _build(card: ModelCard, files: TokenizerFiles) -> ServedModel:
     template = None
     if files.chat_template:
         try:
-            template = ChatTemplate(files)
+            template = ChatTemplate(files, describe_tools=card.tool_parser in ("auto", "hermes"))
         except TemplateError as error:
             log.error("chat template not usable; completions are", model=card.id, error=str(error))
     longest = max(len(tokenizer.token_bytes(token_id)) for token_id in range(tokenizer.vocab_size))

@@ -10,12 +10,14 @@ from collections.abc import Callable, Sequence
 
 from noria.engine.wire.messages import ModelCard
 from noria.engine.wire.tokenizer import Tokenizer
+from noria.gateway.effort import effort_variables, with_verbosity
 from noria.gateway.errors import ContextLengthExceeded, InvalidRequest
 from noria.gateway.model_directory import ServedModel
 from noria.gateway.sampling import check_ids
 from noria.gateway.schemas.chat import INLINE_BYTES, ChatRequest
 from noria.gateway.schemas.prompted import Prompt, PromptedRequest
 from noria.gateway.text.chat_template import TemplateError, encode_chat
+from noria.gateway.text.parsers import thinking
 
 
 async def chat_prompt(model: ServedModel, request: ChatRequest) -> list[int]:
@@ -26,7 +28,9 @@ async def chat_prompt(model: ServedModel, request: ChatRequest) -> list[int]:
     kept = kept_tokens(model.card, request, 1 if request.wanted_tokens is None else request.wanted_tokens)
     if kept is None:
         _refuse_hopeless(model, max(len(request.messages), -(-num_bytes // model.longest_token)), "messages")
-    messages = request.template_messages()
+    messages = with_verbosity(template, request)
+    variables = {**effort_variables(template, request), **request.chat_template_kwargs}
+    tools = None if request.toolset is None else request.toolset.shown
     add_generation_prompt = request.add_generation_prompt
     if add_generation_prompt is None:
         add_generation_prompt = not request.continue_final_message
@@ -36,9 +40,10 @@ async def chat_prompt(model: ServedModel, request: ChatRequest) -> list[int]:
             model.tokenizer,
             template,
             messages,
+            tools=tools,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=request.continue_final_message,
-            **request.chat_template_kwargs,
+            **variables,
         )
 
     try:
@@ -48,6 +53,19 @@ async def chat_prompt(model: ServedModel, request: ChatRequest) -> list[int]:
     if not prompt:
         raise InvalidRequest("The messages render to an empty prompt.", param="messages")
     return prompt if kept is None else prompt[-kept:]
+
+
+def inside_thoughts(model: ServedModel, prompt: Sequence[int]) -> bool:
+    """Whether the prompt ends where the model is to think: its template may begin the thoughts for it."""
+    tail = "".join(map(model.tokenizer.token_text, prompt[-8:]))
+    return tail.rstrip().endswith(thinking.OPEN)
+
+
+async def prediction(model: ServedModel, text: str, max_tokens: int) -> list[int]:
+    """Token ids of a predicted answer, as far as it can be of use."""
+    text = text[: max_tokens * model.longest_token]
+    ids = await _encode(lambda: model.tokenizer.encode(text), in_thread=len(text) > INLINE_BYTES)
+    return ids[:max_tokens]
 
 
 async def plain_prompt(

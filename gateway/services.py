@@ -46,13 +46,15 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A request that passed every check: `fields.samples` choices for each prompt; `params` are per prompt."""
+    """A request that passed every check: `fields.samples` choices for each prompt; `params` are per prompt,
+    `prediction` is what the client believes that every answer will be."""
 
     model: ServedModel
     fields: SamplingFields
     prompts: Sequence[list[int]]
     params: Sequence[SamplingParams]
     options: TextOptions
+    prediction: list[int] | None = None
 
     @property
     def num_choices(self) -> int:
@@ -151,6 +153,7 @@ class Services:
                 cache_group=tenant.cache_group,
                 weight=tenant.weight,
                 logged=logged,
+                prediction=question.prediction,
             )
             for place, seed in enumerate(drawn)
         ]

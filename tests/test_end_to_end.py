@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import mul
 from pathlib import Path
 
 import httpx
@@ -113,6 +114,22 @@ def test_completions_and_models(served: Served) -> None:
     assert [choice.index for choice in answer.choices] == [0, 1]
     assert [model.id for model in client.models.list()] == [MODEL]
     assert client.models.retrieve(MODEL).id == MODEL
+
+
+def test_texts_become_vectors_beside_a_stream(served: Served) -> None:
+    client = served.client()
+    seen: list[str] = []
+    thread = threading.Thread(target=stream_tokens, args=(served, "Once upon a time", 30, seen))
+    thread.start()
+    texts = ["A cat sat on the mat.", "A kitten sits on a rug.", "The central bank raised interest rates."]
+    answer = client.embeddings.create(model=MODEL, input=texts)
+    cat, kitten, bank = (item.embedding for item in answer.data)
+    assert len(cat) == 576 and abs(sum(x * x for x in cat) - 1) < 1e-4
+    assert sum(map(mul, cat, kitten)) > sum(map(mul, cat, bank)) + 0.1
+    (short,) = client.embeddings.create(model=MODEL, input=texts[0], dimensions=64, encoding_format="float").data
+    assert len(short.embedding) == 64 and abs(sum(x * x for x in short.embedding) - 1) < 1e-4
+    thread.join()
+    assert len(seen) >= 30
 
 
 def test_wrong_use_is_told_in_openai_s_terms(served: Served) -> None:

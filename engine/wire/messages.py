@@ -103,11 +103,13 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Usage(msgspec.Struct, frozen=True, array_like=True):
-    """Token counts of one request: the engine's count is the truth."""
+    """Token counts of one request: the engine's count is the truth. How many of the output are thoughts only the
+    gateway can tell."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
 
 
 class TokenFrame(msgspec.Struct, frozen=True, array_like=True):

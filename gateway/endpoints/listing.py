@@ -71,6 +71,16 @@ def flag(request: Request, name: str) -> bool:
     return text in ("true", "1")
 
 
+def included(request: Request, known: Collection[str]) -> frozenset[str]:
+    """The values of `include`, however a client spells a list. Raises `InvalidRequest` for one that is not known."""
+    spelled = ("include", "include[]")
+    values = frozenset(value for name, value in request.query_params.multi_items() if name in spelled)
+    for value in values - set(known):
+        message = f"Invalid 'include': {value[:64]!r} is not one of {', '.join(sorted(known))}."
+        raise InvalidRequest(message, param="include", code="invalid_value")
+    return values
+
+
 def listed(data: Sequence[dict[str, Any]], *, more: bool) -> Response:
     """A list object; each element has an `id`."""
     ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": None, "last_id": None}

@@ -6,7 +6,7 @@ Knows no queue: what runs without a client is `Background`'s.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import orjson
 from fastapi import APIRouter, Depends, Request, Response
@@ -25,7 +25,7 @@ from noria.gateway.responses.context import Context, Shelves, gather
 from noria.gateway.responses.events import EventWriter
 from noria.gateway.responses.parts import Shown
 from noria.gateway.responses.stored import RUNNING, StoredResponse
-from noria.gateway.schemas.responses import CompactRequest, InputTokensRequest, ResponseRequest
+from noria.gateway.schemas.responses import CompactRequest, Include, InputTokensRequest, ResponseRequest
 from noria.gateway.schemas.strict import parse
 from noria.gateway.services import Question, Services, Tenant
 from noria.gateway.streaming import EventStream
@@ -58,7 +58,7 @@ async def create_response(
         message = "Responses are resumed with 'background', and 'starting_after' on GET /responses/{id}."
         raise InvalidRequest(message, param="X-Noria-Resumable" if wanted.resumable else "Last-Event-ID")
     context = await gather(shelves, tenant.id, body)
-    question = await ask(services, body, context.items)
+    question = await ask(services, body, context.items, context.files)
     if body.background:
         if wanted.key is not None:
             message = "'Idempotency-Key' is not supported together with 'background'."
@@ -109,7 +109,7 @@ async def count_input_tokens(
 ) -> Response:
     body = parse(InputTokensRequest, await json_object(request))
     context = await gather(shelves, tenant.id, body)
-    question = await ask(services, body, context.items)
+    question = await ask(services, body, context.items, context.files)
     return listing.json({"object": "response.input_tokens", "input_tokens": len(question.prompts[0])})
 
 
@@ -130,6 +130,7 @@ async def get_response(
     tenant: TenantDep,
 ) -> Response:
     stream, obfuscated = listing.flag(request, "stream"), listing.flag(request, "include_obfuscation")
+    listing.included(request, get_args(Include))
     starting_after = listing.integer(request, "starting_after", -1)
     stored = await shelves.responses.get(tenant.id, response_id)
     if not stream:
@@ -178,6 +179,7 @@ async def cancel_response(
 async def list_input_items(request: Request, response_id: str, shelves: ShelvesDep, tenant: TenantDep) -> Response:
     """The items of the request itself; what it went on with is listed with the responses that it names."""
     wanted = listing.page(request)
+    listing.included(request, get_args(Include))
     stored = await shelves.responses.get(tenant.id, response_id)
     items = stored.input_items[:: -1 if wanted.descending else 1]
     places = {item["id"]: place for place, item in enumerate(items)}

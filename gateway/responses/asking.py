@@ -6,16 +6,16 @@ The question is a chat's, under other names; errors come back under those of thi
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from noria.gateway.chat_question import chat_question
+from noria.gateway.chat_question import answer_reading, chat_question
 from noria.gateway.choice import TextOptions
 from noria.gateway.errors import ContextLengthExceeded, InvalidRequest
 from noria.gateway.model_directory import ServedModel
+from noria.gateway.prompts import chat_prompt
 from noria.gateway.responses.items import as_messages
 from noria.gateway.responses.parts import Shown
-from noria.gateway.sampling import text_options
 from noria.gateway.schemas.chat import ChatRequest
 from noria.gateway.schemas.responses import AllowedTools, InputFields, JsonSchemaFormat, NamedFunction, ResponseRequest
 from noria.gateway.schemas.strict import parse
@@ -40,11 +40,13 @@ _RENAMED = (
 )
 
 
-async def ask(services: Services, request: InputFields, items: Sequence[Shown]) -> Question:
-    """The question after `items`. With `truncation` "auto" the oldest are left out until the rest fits, but never the
-    last. Raises a `GatewayError` that names the offending field as this API does."""
+async def ask(
+    services: Services, request: InputFields, items: Sequence[Shown], files: Mapping[str, str] | None = None
+) -> Question:
+    """The question after `items`, which may name `files`. With `truncation` "auto" the oldest are left out until the
+    rest fits, but never the last. Raises a `GatewayError` that names the offending field as this API does."""
     all_thoughts = request.reasoning is not None and request.reasoning.context == "all_turns"
-    messages = as_messages(items, all_thoughts=all_thoughts)
+    messages = as_messages(items, all_thoughts=all_thoughts, files=files)
     most = len(messages) - 1
 
     async def attempt(dropped: int) -> Question:
@@ -68,7 +70,8 @@ async def reading(services: Services, request: InputFields, model_id: str) -> tu
     """How an answer to this request is read from its tokens. Raises a `GatewayError` where the model is not known."""
     model = await services.directory.resolve(model_id)
     chat = _chat(request, [{"role": "user", "content": ""}])
-    return model, text_options(model, chat, logprobs=chat.logprobs)
+    _, options = answer_reading(model, chat, await chat_prompt(model, chat))
+    return model, options
 
 
 async def _shortened(attempt: Callable[[int], Awaitable[Question]], most: int) -> Question:

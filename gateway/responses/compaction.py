@@ -30,7 +30,9 @@ async def compact(services: Services, tenant: Tenant, request: CompactRequest, c
     """The compaction object. Raises a `GatewayError`."""
     group, created = ids.new_group(), int(time.time())
     items = [*context.history, *context.own_items(group)]
-    summary, usage = await _summary(services, tenant, request, items, group) if items else ("", Usage(0, 0))
+    summary, usage = (
+        await _summary(services, tenant, request, items, context.files, group) if items else ("", Usage(0, 0))
+    )
     carried = {
         "id": ids.output_item(group, "compaction", 0),
         "type": "compaction",
@@ -46,7 +48,12 @@ async def compact(services: Services, tenant: Tenant, request: CompactRequest, c
 
 
 async def _summary(
-    services: Services, tenant: Tenant, request: CompactRequest, items: list[Shown], group: str
+    services: Services,
+    tenant: Tenant,
+    request: CompactRequest,
+    items: list[Shown],
+    files: dict[str, str],
+    group: str,
 ) -> tuple[str, Usage]:
     card = (await services.directory.resolve(request.model)).card
     asked: dict[str, Any] = {
@@ -59,7 +66,7 @@ async def _summary(
         "truncation": "auto",
     }
     last = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": _INSTRUCTION}]}
-    question = await ask(services, parse(ResponseRequest, asked), [*items, last])
+    question = await ask(services, parse(ResponseRequest, asked), [*items, last], files)
     services.directory.require_live(question.model)
     async with services.generation(tenant, question, group, None) as generation:
         (choice,) = await collect(generation)

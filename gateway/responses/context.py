@@ -6,34 +6,37 @@ Knows the shelves; no model and no template.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from noria.gateway.errors import InvalidRequest, NotFound, UnsupportedParameter
+from noria.gateway.errors import InvalidRequest, NotFound
+from noria.gateway.files import Files
 from noria.gateway.responses import ids
 from noria.gateway.responses.conversations import ConversationShelf
-from noria.gateway.responses.items import GivenItem, given_items, shown
+from noria.gateway.responses.items import MAX_FILE_BYTES, GivenItem, given_items, shown
 from noria.gateway.responses.parts import Shown
 from noria.gateway.responses.stored import ResponseShelf, items_of
-from noria.gateway.schemas.response_items import FilePart, FunctionOutputItem, ItemReference, MessageItem
+from noria.gateway.schemas.response_items import ItemReference
 from noria.gateway.schemas.responses import InputFields
 
 
 @dataclass(frozen=True, slots=True)
 class Shelves:
-    """Where a tenant's responses and conversations are."""
+    """Where a tenant's responses, conversations and files are."""
 
     responses: ResponseShelf
     conversations: ConversationShelf
+    files: Files
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
     """`chain` are the ids of the responses that `history` comes from. `own` are the request's items, as they came or,
-    for references, as they are kept."""
+    for references, as they are kept. `files` are the texts of the files that items name, by their ids."""
 
     chain: list[str]
     history: list[Shown]
     own: list[GivenItem | Shown]
+    files: dict[str, str] = field(default_factory=dict)
 
     @property
     def items(self) -> list[Shown]:
@@ -64,12 +67,14 @@ async def gather(shelves: Shelves, tenant: str, request: InputFields) -> Context
     own: list[GivenItem | Shown] = []
     known = {item["id"] for item in history}
     for place, item in enumerate(given_items(request.input)):
-        _refuse_uploads(item, place)
         if not isinstance(item, ItemReference):
             own.append(item)
         elif item.id not in known:
             own.append(await _referred(shelves, tenant, item.id, f"input[{place}].id"))
-    return Context(chain, history, own)
+    context = Context(chain, history, own)
+    for file_id in _files_in(context.items):
+        context.files[file_id] = await _file_text(shelves, tenant, file_id)
+    return context
 
 
 async def _referred(shelves: Shelves, tenant: str, item_id: str, param: str) -> Shown:
@@ -85,15 +90,23 @@ async def _referred(shelves: Shelves, tenant: str, item_id: str, param: str) -> 
     raise InvalidRequest(f"Item with id '{item_id}' not found.", param=param, code="item_not_found")
 
 
-def _refuse_uploads(item: GivenItem, place: int) -> None:
-    content = item.content if isinstance(item, MessageItem) else None
-    if isinstance(item, FunctionOutputItem):
-        content = item.output
-    for part in content if isinstance(content, list) else ():
-        if isinstance(part, FilePart) and part.file_id is not None:
-            param = f"input[{place}].content.file_id"
-            message = "Unsupported parameter: 'file_id' is not supported by this server: send the text as 'file_data'."
-            raise UnsupportedParameter(message, param=param)
+def _files_in(items: Sequence[Shown]) -> list[str]:
+    """The ids of the files that the items name, each once."""
+    contents = [item.get("content", item.get("output")) for item in items]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return list(dict.fromkeys(part["file_id"] for part in parts if part.get("file_id")))
+
+
+async def _file_text(shelves: Shelves, tenant: str, file_id: str) -> str:
+    """Raises `InvalidRequest` for what is no text of bearable length, and `NotFound`."""
+    file = await shelves.files.find(tenant, file_id, param="input")
+    if file.size <= MAX_FILE_BYTES:
+        try:
+            return b"".join([piece async for piece in shelves.files.read(tenant, file_id)]).decode()
+        except UnicodeDecodeError:
+            pass
+    message = f"The file '{file_id}' is no text in UTF-8 of {MAX_FILE_BYTES} bytes at most: it cannot be read."
+    raise InvalidRequest(message, param="input", code="invalid_value")
 
 
 def _kind(item: GivenItem) -> str:

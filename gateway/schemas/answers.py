@@ -63,28 +63,34 @@ class Chunks:
         self._start = b"data: " + orjson.dumps(head.fields())[:-1] + b',"choices":['
         self._end = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
 
-    def role(self, index: int) -> bytes:
-        delta = b'"delta":{"role":"assistant","content":"","refusal":null}'
-        event = b'%s{"index":%d,%s,"logprobs":null,"finish_reason":null}%s' % (self._start, index, delta, self._end)
+    def role(self, index: int, content: bytes = b'""', first: bytes = b"") -> bytes:
+        """The chunk that begins a choice; `first` are fields of the chunk beside its choices, with a comma behind."""
+        delta = b'"delta":{"role":"assistant","content":%s,"refusal":null}' % content
+        start = self._start if not first else self._start.removesuffix(b'"choices":[') + first + b'"choices":['
+        event = b'%s{"index":%d,%s,"logprobs":null,"finish_reason":null}%s' % (start, index, delta, self._end)
         return self._finished(event, index, BEGUN)
 
-    def chat(self, delta: Delta, logprobs: bytes) -> bytes:
-        """The chunks of one delta: its text if it has any, and the end in a chunk of its own."""
+    def chat(
+        self, delta: Delta, fields: bytes | None, logprobs: bytes, finish: str | None, extras: bytes = b""
+    ) -> bytes:
+        """The chunks of one delta: `fields` of the message, if there are any, with `extras` beside them, each with a
+        comma before it; and the end in a chunk of its own."""
         event = end = b""
-        if delta.text or delta.tokens:
-            event = b'%s{"index":%d,"delta":{"content":%s},"logprobs":%s,"finish_reason":null}%s' % (
+        if fields is not None:
+            event = b'%s{"index":%d,"delta":%s,"logprobs":%s,"finish_reason":null%s}%s' % (
                 self._start,
                 delta.index,
-                orjson.dumps(delta.text),
+                fields,
                 logprobs,
+                extras,
                 self._end,
             )
             event = self._finished(event, delta.index, (delta.consumed, TEXT if delta.finish else 0))
-        if delta.finish:
+        if finish is not None:
             end = b'%s{"index":%d,"delta":{},"logprobs":null,"finish_reason":"%s"}%s' % (
                 self._start,
                 delta.index,
-                delta.finish.encode(),
+                finish.encode(),
                 self._end,
             )
             end = self._finished(end, delta.index, (delta.consumed, END))
@@ -128,7 +134,7 @@ def usage_fields(usage: Usage) -> dict[str, Any]:
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens, "audio_tokens": 0},
         "completion_tokens_details": {
-            "reasoning_tokens": 0,
+            "reasoning_tokens": usage.reasoning_tokens,
             "audio_tokens": 0,
             "accepted_prediction_tokens": 0,
             "rejected_prediction_tokens": 0,
@@ -136,13 +142,16 @@ def usage_fields(usage: Usage) -> dict[str, Any]:
     }
 
 
-def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[ScoredToken], num_top: int) -> dict[str, Any]:
-    """Chat's shape: one entry per token, with its bytes and its `num_top` best alternatives, best first."""
+def chat_logprobs(
+    tokenizer: Tokenizer, tokens: Sequence[ScoredToken], num_top: int, *, as_ids: bool = False
+) -> dict[str, Any]:
+    """Chat's shape: one entry per token, with its bytes and its `num_top` best alternatives, best first. `as_ids`:
+    tokens are called by their id, as vLLM does."""
     return {
         "content": [
             {
-                **_entry(tokenizer, token.score.token_id, token.score.logprob),
-                "top_logprobs": [_entry(tokenizer, *pair) for pair in token.score.top[:num_top]],
+                **_entry(tokenizer, token.score.token_id, token.score.logprob, as_ids),
+                "top_logprobs": [_entry(tokenizer, *pair, as_ids) for pair in token.score.top[:num_top]],
             }
             for token in tokens
         ],
@@ -186,9 +195,10 @@ def _alternatives(tokenizer: Tokenizer, score: TokenLogprob, num_top: int) -> di
     return dict(sorted(best_last.items(), key=lambda item: -item[1]))
 
 
-def _entry(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, Any]:
+def _entry(tokenizer: Tokenizer, token_id: int, logprob: float, as_id: bool) -> dict[str, Any]:
     spelled = list(tokenizer.token_bytes(token_id, spell_control=True))
-    return {"token": tokenizer.token_text(token_id), "logprob": _finite(logprob), "bytes": spelled}
+    name = f"token_id:{token_id}" if as_id else tokenizer.token_text(token_id)
+    return {"token": name, "logprob": _finite(logprob), "bytes": spelled}
 
 
 def _finite(logprob: float) -> float:

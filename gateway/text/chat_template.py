@@ -18,35 +18,40 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from noria.engine.wire.messages import TokenizerFiles
 from noria.engine.wire.tokenizer import Tokenizer
-from noria.gateway.text.template_input import TemplateError, free_characters, guarded, normalised
+from noria.gateway.text.template_input import TemplateError, Traits, free_characters, guarded, normalised
+from noria.gateway.text.template_traits import traits_of
+from noria.gateway.text.tools_in_words import calls_in_words, tools_in_words, with_instruction
 
 __all__ = ["ChatTemplate", "TemplateError", "encode_chat"]
 
 MAX_RENDERED = 32 * 2**20  # characters
 _GUARD_NAME = "__noria_guard__"
-_PROBE = "noria probe"
 
 
 class ChatTemplate:
     """A model's chat template, compiled once. Rendering is free of state and safe from several threads."""
 
-    def __init__(self, files: TokenizerFiles, *, max_rendered: int = MAX_RENDERED) -> None:
-        """Raises TemplateError if the model's template does not compile. A model without one is told at `render`."""
-        self._source = files.chat_template
+    source: str
+    traits: Traits
+
+    def __init__(self, files: TokenizerFiles, *, max_rendered: int = MAX_RENDERED, describe_tools: bool = True) -> None:
+        """Raises TemplateError if the model's template does not compile. A model without one is told at `render`.
+        `describe_tools`: where the template shows no tools, they are described in words."""
+        self.source = files.chat_template or ""
+        self.traits = Traits()
+        self._describe_tools = describe_tools
         self._max_rendered = max_rendered
         names = {"bos_token": files.bos_token, "eos_token": files.eos_token, **files.special_tokens}
         self._specials = {name: token for name, token in names.items() if token is not None}
         self._reserved = {"messages", "tools", "add_generation_prompt", "chat_template", _GUARD_NAME, *names}
         self._reserved |= _environment.globals.keys()
         self._template: jinja2.Template | None = None
-        self._developer_role = self._content_parts = False
         if files.chat_template is not None:
             try:
                 self._template = _environment.from_string(files.chat_template)
             except jinja2.TemplateError as error:
                 raise TemplateError(f"the model's chat template does not compile: {error}") from error
-            self._developer_role = "developer" in files.chat_template
-            self._content_parts = self._wants_parts()
+            self.traits = traits_of(self.source, lambda variables: self._run({**self._specials, **variables}))
 
     def render(
         self,
@@ -97,11 +102,9 @@ class ChatTemplate:
         reserved = sorted(self._reserved & kwargs.keys())
         if reserved:
             raise TemplateError(f"the template variable {reserved[0]!r} cannot be set by a request")
-        guard, marker = free_characters(2, self._source, messages, tools, kwargs, self._specials)
-        shaped = [
-            normalised(message, developer_role=self._developer_role, content_parts=self._content_parts)
-            for message in messages
-        ]
+        guard, marker = free_characters(2, self.source, messages, tools, kwargs, self._specials)
+        messages, tools = self._in_words(messages, tools)
+        shaped = normalised(messages, self.traits)
         given = guarded({"messages": shaped, "tools": tools, **kwargs}, lambda text: protect(text, guard))
         if continue_final_message:
             _append(given["messages"][-1], marker + " ")
@@ -109,6 +112,19 @@ class ChatTemplate:
             {**self._specials, **given, "add_generation_prompt": add_generation_prompt, _GUARD_NAME: guard}
         )
         return (_cut_at(text, marker) if continue_final_message else text), guard
+
+    def _in_words(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
+    ) -> tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]] | None]:
+        """What the template has no place for, told as text."""
+        if not self.traits.calls and any(message.get("tool_calls") for message in messages):
+            messages = calls_in_words(messages)
+        if self.traits.tools or not tools:
+            return messages, tools
+        if self._describe_tools:
+            words = tools_in_words(tools)
+            messages = with_instruction(messages, words, system_role=self.traits.system_role)
+        return messages, None
 
     def _run(self, variables: dict[str, Any]) -> str:
         if self._template is None:
@@ -130,17 +146,6 @@ class ChatTemplate:
         except Exception as error:  # a template is a program: on input that it does not expect, anything can be raised
             raise TemplateError(f"the model's chat template cannot render these messages: {error}") from error
         return "".join(pieces)
-
-    def _wants_parts(self) -> bool:
-        """True where the template shows text only when content is a list of parts (vision models' templates)."""
-        shown = []
-        for content in (_PROBE, [{"type": "text", "text": _PROBE}]):
-            try:
-                variables = {"messages": [{"role": "user", "content": content}], "add_generation_prompt": True}
-                shown.append(_PROBE in self._run(self._specials | variables))
-            except TemplateError:
-                shown.append(False)
-        return shown == [False, True]
 
 
 def encode_chat(

@@ -5,9 +5,11 @@ This file knows no Jinja, vocabulary or network.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 _NONCHARACTERS = [*map(chr, range(0xFDD0, 0xFDF0)), *(chr((plane << 16) + 0xFFFE) for plane in range(1, 17))]
@@ -22,22 +24,52 @@ class TemplateError(ValueError):
     """The messages cannot be rendered; the message is fit for the client."""
 
 
-def normalised(message: Mapping[str, Any], *, developer_role: bool, content_parts: bool) -> dict[str, Any]:
-    """One message as templates expect it.
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What a chat template can take. `content_parts`: text is shown only as a list of parts (vision models). `tools`:
+    tools are shown; `calls`: the history's calls are, with `text_arguments` only if their arguments are JSON text.
+    `short_ids`: the ids of calls must be nine letters or digits (Mistral)."""
+
+    developer_role: bool = False
+    system_role: bool = True
+    content_parts: bool = False
+    tools: bool = False
+    calls: bool = False
+    text_arguments: bool = False
+    short_ids: bool = False
+
+
+def normalised(messages: Sequence[Mapping[str, Any]], traits: Traits) -> list[dict[str, Any]]:
+    """The messages as a template with these traits expects them.
 
     `content`: None or absent becomes "", a list of text parts their plain concatenation (no separator: the client's
-    text is neither changed nor added to); with `content_parts` the result is wrapped as one text part. Other fields
-    that are None are dropped, since templates ask `is defined`. Arguments of tool calls become mappings. The role
-    `developer` becomes `system` unless `developer_role`. Raises TemplateError for parts that are no text.
+    text is neither changed nor added to), wrapped as one text part where the template wants parts. Other fields that
+    are None are dropped, since templates ask `is defined`. Arguments of calls become mappings, unless text is wanted;
+    results get the name of the function that was called. Raises TemplateError for parts that are no text.
     """
+    names: dict[Any, Any] = {}
+    shaped = []
+    for message in messages:
+        one = _normalised(message, traits)
+        for call in one.get("tool_calls") or ():
+            if isinstance(call, Mapping) and isinstance(call.get("function"), Mapping):
+                names[call.get("id")] = call["function"].get("name")
+        name = names.get(one.get("tool_call_id")) if one.get("role") == "tool" else None
+        shaped.append(one if name is None else {"name": name, **one})
+    return shaped
+
+
+def _normalised(message: Mapping[str, Any], traits: Traits) -> dict[str, Any]:
     shaped = {key: value for key, value in message.items() if value is not None}
     text = _text(message.get("content"))
-    shaped["content"] = [{"type": "text", "text": text}] if content_parts else text
-    if shaped.get("role") == "developer" and not developer_role:
+    shaped["content"] = [{"type": "text", "text": text}] if traits.content_parts else text
+    if shaped.get("role") == "developer" and not traits.developer_role:
         shaped["role"] = "system"
     calls = shaped.get("tool_calls")
     if isinstance(calls, Sequence) and not isinstance(calls, str):
-        shaped["tool_calls"] = [_with_parsed_arguments(call) for call in calls]
+        shaped["tool_calls"] = [_normalised_call(call, traits) for call in calls]
+    if traits.short_ids and isinstance(shaped.get("tool_call_id"), str):
+        shaped["tool_call_id"] = _short(shaped["tool_call_id"])
     return shaped
 
 
@@ -62,18 +94,35 @@ def _part_text(part: Any) -> str:
     return text
 
 
-def _with_parsed_arguments(call: Any) -> Any:
+def _normalised_call(call: Any, traits: Traits) -> Any:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping):
         return call
+    shaped = dict(call)
+    if traits.short_ids and isinstance(call.get("id"), str):
+        shaped["id"] = _short(call["id"])
     arguments = function.get("arguments")
+    if not traits.text_arguments:
+        arguments = _parsed(arguments)
+    elif not isinstance(arguments, str):
+        arguments = json.dumps({} if arguments is None else arguments, ensure_ascii=False)
+    return {**shaped, "function": {**function, "arguments": arguments}}
+
+
+def _parsed(arguments: Any) -> Any:
     if isinstance(arguments, str):
         try:
             parsed = json.loads(arguments or "{}")
         except (ValueError, RecursionError):
-            return call  # the model once wrote broken JSON; it is shown as it was
-        arguments = parsed if isinstance(parsed, dict) else arguments
-    return {**call, "function": {**function, "arguments": {} if arguments is None else arguments}}
+            return arguments  # the model once wrote broken JSON; it is shown as it was
+        return parsed if isinstance(parsed, dict) else arguments
+    return {} if arguments is None else arguments
+
+
+def _short(call_id: str) -> str:
+    if len(call_id) == 9 and call_id.isascii() and call_id.isalnum():
+        return call_id
+    return hashlib.sha256(call_id.encode("utf-8", "surrogatepass")).hexdigest()[:9]
 
 
 def free_characters(count: int, *values: Any) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from noria.gateway.responses.items import MAX_FILE_BYTES
 from tests.gateway.conftest import KEY, ScriptedEngine
 
 TEXT = "Hello, wörld 🎉! One two three four five."
@@ -215,6 +216,22 @@ def test_a_kept_response_is_streamed_again(client: httpx.Client) -> None:
     assert "".join(event["delta"] for event in events if "delta" in event) == TEXT
 
 
+def test_uploaded_text_is_read(client: httpx.Client, engine: ScriptedEngine) -> None:
+    def upload(content: bytes) -> str:
+        sent = client.post("/v1/files", files={"file": ("a.txt", content)}, data={"purpose": "user_data"})
+        return str(sent.json()["id"])
+
+    note = upload("Title: größe".encode())
+    made = ask(client, input=[said(part("input_file", file_id=note), part("input_text", text="Title?"))])
+    assert f"{note}:\nTitle: größe" in prompt_of(engine)
+    ask(client, previous_response_id=made["id"])
+    assert "Title: größe" in prompt_of(engine)
+    for wrong in (upload(b"\xff\xfe"), upload(b"x" * (MAX_FILE_BYTES + 1))):
+        assert refusal(client, input=[said(part("input_file", file_id=wrong))])["param"] == "input"
+    client.delete(f"/v1/files/{note}")
+    assert refusal(client, 404, previous_response_id=made["id"])["param"] == "input"
+
+
 def test_truncation_drops_the_oldest_items(client: httpx.Client, engine: ScriptedEngine) -> None:
     given = [{"role": "user", "content": f"<{n}>" + "x" * 60} for n in range(10)]
     error = refusal(client, input=given)
@@ -276,11 +293,25 @@ def test_deltas_are_padded_on_request(client: httpx.Client) -> None:
         ({"prompt_cache_retention": "24h"}, "prompt_cache_retention"),
         ({"image": {"context_compression": "enabled"}}, "image.context_compression"),
         ({"metadata": {"k" * 65: "v"}}, "metadata"),
+        ({"background_options": {}}, "background_options"),
+        ({"access_programs": {}}, "access_programs"),
         ({"unheard_of": 1}, "unheard_of"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_done_is_refused_by_name(client: httpx.Client, fields: dict[str, Any], param: str) -> None:
     assert refusal(client, **fields)["param"] == param
+
+
+def test_retrieval_checks_its_query(client: httpx.Client) -> None:
+    made = ask(client)
+    path = f"/v1/responses/{made['id']}"
+    assert client.get(path + "?include[]=message.output_text.logprobs&include=file_search_call.results").json() == made
+    for query, param in (
+        ("include=all", "include"),
+        ("stream=maybe", "stream"),
+        ("starting_after=x", "starting_after"),
+    ):
+        assert client.get(f"{path}?{query}").json()["error"]["param"] == param
 
 
 def test_unknown_names_are_not_found(client: httpx.Client) -> None:
@@ -294,6 +325,7 @@ def test_tenants_do_not_see_each_others_responses(launch: Any, own_port: int) ->
     launch.engine(url)
     gateway = launch.gateway(url, api_key=f"a={KEY},b=sk-b")
     with gateway.client() as mine, gateway.client("sk-b") as theirs:
+        launch.eventually(lambda: mine.get("/readyz").status_code == 200)
         made = ask(mine)
         assert mine.get(f"/v1/responses/{made['id']}").status_code == 200
         assert theirs.get(f"/v1/responses/{made['id']}").status_code == 404

@@ -108,8 +108,7 @@ def test_guard_characters_in_the_input_are_kept(tokenizer: Tokenizer, template: 
 
 @pytest.mark.parametrize("content", [None, [], ""])
 def test_no_content_is_empty_content(template: ChatTemplate, content: Any) -> None:
-    calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
-    messages = [USER, {"role": "assistant", "content": content, "tool_calls": calls}, {"role": "tool", "content": "7"}]
+    messages = [USER, {"role": "assistant", "content": content}, {"role": "tool", "content": "7"}]
     assert "<|im_start|>assistant\n<|im_end|>\n<|im_start|>tool\n7<|im_end|>" in template.render(messages)
     assert "assistant\n<|im_end|>" in template.render([{"role": "assistant"}])
 
