@@ -67,6 +67,7 @@ _NOUNS = (
     conversations,
     embeddings,
     models,
+    openapi,
     scoring,
     tokenization,
     files,

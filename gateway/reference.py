@@ -12,10 +12,12 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
+from noria.gateway.schemas.batches import BatchRequest
 from noria.gateway.schemas.chat import ChatRequest
 from noria.gateway.schemas.completions import CompletionRequest
 from noria.gateway.schemas.conversations import ConversationChange, ConversationRequest, ItemsRequest
 from noria.gateway.schemas.embeddings import EmbeddingRequest
+from noria.gateway.schemas.metadata import StoredChange
 from noria.gateway.schemas.responses import CompactRequest, InputTokensRequest, ResponseRequest
 from noria.gateway.schemas.scoring import RerankRequest, ScoreRequest
 from noria.gateway.schemas.strict import RequestBody
@@ -23,7 +25,9 @@ from noria.gateway.schemas.tokenization import DetokenizeRequest, TokenizeChat, 
 from noria.version import __version__
 
 BODIES: Mapping[str, tuple[type[RequestBody], ...]] = {
+    "/v1/batches": (BatchRequest,),
     "/v1/chat/completions": (ChatRequest,),
+    "/v1/chat/completions/{completion_id}": (StoredChange,),
     "/v1/completions": (CompletionRequest,),
     "/v1/conversations": (ConversationRequest,),
     "/v1/conversations/{conversation_id}": (ConversationChange,),
@@ -40,8 +44,8 @@ BODIES: Mapping[str, tuple[type[RequestBody], ...]] = {
 }
 """By path, the schemas that a POST's JSON body is read with: one of them."""
 
-NO_JSON = frozenset(("/v1/responses/{response_id}/cancel",))
-"""Paths whose POST takes no JSON body."""
+NO_JSON = frozenset(("/v1/batches/{batch_id}/cancel", "/v1/files", "/v1/responses/{response_id}/cancel"))
+"""Paths whose POST takes no JSON body: none at all, or a form."""
 
 _ERROR = {
     "description": "An error in OpenAI's envelope",
