@@ -1,4 +1,4 @@
-"""The scheduler's own time per iteration, with no model: `python bench/scheduler.py`.
+"""The scheduler's own time per iteration, with no model and with every feature on: `python bench/scheduler.py`.
 
 Rows decode from the middle of their outputs, as in a full engine; each figure is the median over many iterations.
 """
@@ -28,7 +28,12 @@ def full_engine(policy: str, num_rows: int) -> Scheduler:
     blocks = num_rows * (-(-(PROMPT + OUTPUT) // 16))
     kv = KVBlocks(blocks, 16, prefix_cache=policy == "paged")
     scheduler = Scheduler(
-        POLICIES[policy], kv, max_batch_size=num_rows, max_batch_tokens=8192, max_model_len=PROMPT + OUTPUT
+        POLICIES[policy],
+        kv,
+        max_batch_size=num_rows,
+        max_batch_tokens=8192,
+        max_model_len=PROMPT + OUTPUT,
+        max_draft=6 if policy == "paged" else 0,
     )
     for index in range(num_rows):
         prompt = [index, *range(1, PROMPT)]

@@ -142,6 +142,7 @@ def assemble(plan: Plan, progress: Callable[[int, int], None] | None = None) -> 
         max_batch_tokens=config.max_batch_tokens,
         max_model_len=plan.max_model_len,
         num_stages=executor.depth,
+        max_draft=config.draft_tokens if config.speculate == "ngram" else 0,
     )
     card = ModelCard(
         id=plan.name,

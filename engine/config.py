@@ -43,6 +43,10 @@ class EngineConfig(BaseSettings):
     pooling: Literal["auto", "mean", "last"] = Field(
         "auto", description="How a prompt's hidden states become an embedding; auto: as the model's files say, or mean"
     )
+    speculate: Literal["off", "ngram"] = Field(
+        "off", description="ngram: guess tokens from a request's own text and verify several in one iteration"
+    )
+    draft_tokens: int = Field(6, ge=1, le=32, description="Tokens guessed for one request and iteration at most")
     tool_parser: Literal[
         "auto", "none", "harmony", "deepseek", "mistral", "qwen_xml", "hermes", "pythonic", "llama", "json"
     ] = Field("auto", description="Format of the model's tool calls; auto: as its chat template has it")

@@ -96,8 +96,13 @@ class Engine:
         return len(self._held)
 
     def step(self) -> None:
-        """Exchange with the queue, put batches out while the pipeline has room, fold the oldest one back."""
-        self._exchange()
+        """Exchange with the queue, put batches out while the pipeline has room, fold the oldest one back.
+
+        A full engine exchanges while it computes: nobody can join it before somebody ends.
+        """
+        full = self._scheduler.is_full
+        if not full:
+            self._exchange()
         self._admit_ready()
         while self._may_compute() and self._executor.in_flight < self._executor.depth:
             started = perf_counter()
@@ -105,6 +110,8 @@ class Engine:
             if batch is None:
                 break
             self._submit(batch, perf_counter() - started)
+        if full:
+            self._exchange()
         if self._batches:
             self._collect()
         self.last_turn = time.monotonic()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from noria.engine.execution.step import Pooling, RowInput, RowOutput, Sampling
+from noria.engine.execution.step import Mask, Pooling, RowInput, RowOutput, Sampling
 from noria.engine.grammar.matcher import CompiledGrammar, Matcher
 from noria.engine.scheduling.batch import BatchRow, Progress
 from noria.engine.scheduling.request import Request
@@ -59,6 +59,7 @@ class LiveRequest:
             stop_ids=frozenset(stops),
             min_tokens=params.min_tokens if params.grammar is None else 0,
             salt=msgspec.msgpack.encode((request.cache_salt, request.cache_group, *owner)),
+            prediction=request.prediction or (),
             # A mean, or the scores of a prompt, need every position computed.
             reuse_prefix=params.prompt_logprobs is None and request.pooling != "mean",
         )
@@ -71,15 +72,20 @@ class LiveRequest:
     def row(self, row: BatchRow, card: ModelCard) -> RowInput:
         """The control message's row for `row`."""
         request, params = self.scheduled, self.claimed.request.sampling
-        end = row.start + row.num_tokens
+        end = row.start + row.num_tokens - len(row.draft)
         targets = None
         if params.prompt_logprobs is not None and self.seq == 0 and not row.is_padding:
             targets = request.tokens[row.start + 1 : min(end + 1, request.num_prompt)]
+        samplings: list[Sampling] = []
+        if row.samples:
+            mask = self.matcher.mask(row.draft) if self.matcher is not None else None
+            samplings = [self._sampling(card, row.draft[:count], mask) for count in range(len(row.draft) + 1)]
         return RowInput(
-            token_ids=request.tokens[row.start : end],
+            token_ids=[*request.tokens[row.start : end], *row.draft],
             start=row.start,
             blocks=request.blocks,
-            sampling=self._sampling(card) if row.samples else None,
+            sampling=samplings[0] if samplings else None,
+            draft=samplings[1:],
             prompt_targets=targets,
             prompt_alternatives=params.prompt_logprobs or 0,
             pooling=self._pooling(row),
@@ -92,20 +98,22 @@ class LiveRequest:
             return None
         return Pooling(kind, self.pooled if row.start else b"", is_last)
 
-    def _sampling(self, card: ModelCard) -> Sampling:
+    def _sampling(self, card: ModelCard, guessed: tuple[int, ...], mask: Mask | None) -> Sampling:
+        """How the token after those known, and `guessed` ones after them, is chosen."""
         request, params = self.scheduled, self.claimed.request.sampling
         penalised = params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0
         banned: tuple[int, ...] = ()
-        if request.num_output < params.min_tokens:
+        if request.num_output + len(guessed) < params.min_tokens:
             banned = tuple(request.stop_ids)
         elif params.ignore_eos:
             banned = card.eos_token_ids
         return Sampling(
             params=params,
-            position=request.num_tokens,
-            history=(request.num_prompt, request.tokens) if penalised else None,
+            position=request.num_tokens + len(guessed),
+            history=(request.num_prompt, [*request.tokens, *guessed]) if penalised else None,
             banned=banned,
-            mask=self.matcher.mask() if self.matcher is not None else None,
+            mask=mask,
+            mask_row=len(guessed),
         )
 
     def note_prompt(self, row: BatchRow, output: RowOutput) -> None:
@@ -136,7 +144,7 @@ class LiveRequest:
             epoch=self.claimed.epoch,
             seq=self.seq,
             token_ids=list(progress.new_tokens),
-            logprobs=logprobs if progress.new_tokens else None,
+            logprobs=logprobs[: len(progress.new_tokens)] if logprobs and progress.new_tokens else None,
             finish=finish,
             usage=Usage(request.num_prompt, request.num_output, request.num_cached) if progress.finish else None,
             error=error,

@@ -37,7 +37,7 @@ class Statistics:
         self._step_seconds += times.forward
         self._batch_size = len(batch.rows)
         self._batch_tokens = batch.num_tokens
-        self._prompt_tokens += batch.num_tokens - batch.num_decode_rows
+        self._prompt_tokens += batch.num_prompt_tokens
 
     def count_tokens(self, progress: Progress) -> None:
         request = progress.request
@@ -79,6 +79,8 @@ class Statistics:
             memory_preemptions_total=scheduler.preemptions.memory,
             class_preemptions_total=scheduler.preemptions.urgency,
             recomputed_tokens_total=scheduler.preemptions.recomputed,
+            drafted_tokens_total=scheduler.speculation.drafted,
+            accepted_tokens_total=scheduler.speculation.accepted,
             requests_finished_total=self._finished,
             requests_failed_total=self._failed,
             step_seconds_total=round(self._step_seconds, 6),

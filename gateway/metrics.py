@@ -34,6 +34,11 @@ _HELP = {
     "memory_preemptions_total": ("memory_preemptions", "Requests preempted for lack of KV blocks"),
     "class_preemptions_total": ("class_preemptions", "Requests preempted by one of a higher class"),
     "recomputed_tokens_total": ("recomputed_tokens", "Tokens computed again after a preemption"),
+    "drafted_tokens_total": ("drafted_tokens", "Tokens guessed by speculation"),
+    "accepted_tokens_total": (
+        "accepted_tokens",
+        "Of these, tokens that were right: their share is the acceptance rate",
+    ),
     "requests_finished_total": ("requests_finished", "Requests that ended"),
     "requests_failed_total": ("requests_failed", "Requests that ended in an error"),
     "step_seconds_total": ("step_seconds", "Time spent in iterations"),

@@ -5,13 +5,15 @@ Holds weights and KV tensors and nothing else; knows no requests, no policy and 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from noria.engine.execution.pooling import pool
 from noria.engine.execution.ragged import FlatBatch, flatten
 from noria.engine.execution.sampler import logprobs, sample, token_logprob
-from noria.engine.execution.step import RowOutput, StepInput
+from noria.engine.execution.step import RowInput, RowOutput, StepInput
 from noria.engine.models.decoder import Decoder
 from noria.engine.wire.messages import TokenLogprob
 from noria.kernels.pools import KVPools
@@ -34,7 +36,7 @@ class ModelRunner:
             batch = flatten(step, self._block_size)
             hidden = self._model.hidden_states(batch.token_ids, batch.positions, self._kv, batch.layout)
             logits = self._model.logits(hidden[batch.logit_rows[: batch.num_sampled]])
-            sampled = iter(sample(logits, [row.sampling for row in step.rows if row.sampling is not None]))
+            sampled = iter(sample(logits, [s for row in step.rows if row.sampling for s in (row.sampling, *row.draft)]))
             prompts = self._prompt_logprobs(step, batch, hidden)
             pooled = self._pool(step, batch, hidden)
         outputs: list[RowOutput] = []
@@ -42,7 +44,8 @@ class ModelRunner:
             if row.pooling is not None:
                 outputs.append(pooled[place])
                 continue
-            output = next(sampled) if row.sampling is not None else RowOutput()
+            chosen = [next(sampled) for _ in range(1 + len(row.draft))] if row.sampling is not None else [RowOutput()]
+            output = accepted(chosen, row) if row.draft else chosen[0]
             outputs.append(
                 output
                 if prompt is None
@@ -53,11 +56,11 @@ class ModelRunner:
     def _pool(self, step: StepInput, batch: FlatBatch, hidden: Tensor) -> dict[int, RowOutput]:
         """By place in the step: outputs of the rows that become part of a vector. They sample nothing."""
         outputs: dict[int, RowOutput] = {}
-        starts = batch.layout.query_start
         for place, row in enumerate(step.rows):
             if row.pooling is None:
                 continue
-            states = self._model.final(hidden[int(starts[place]) : int(starts[place + 1])])
+            start = batch.starts[place]
+            states = self._model.final(hidden[start : start + len(row.token_ids)])
             vector = pool(states, row.pooling, row.start + len(row.token_ids))
             broken = "the model's hidden states are not finite" if vector is None else None
             outputs[place] = RowOutput(pooled=vector, error=broken)
@@ -79,3 +82,22 @@ class ModelRunner:
                 next_row += len(targets)
             entries.append(found)
         return entries
+
+
+def accepted(chosen: Sequence[RowOutput], row: RowInput) -> RowOutput:
+    """What a row with guesses gives: the choice at each position counts as long as all guesses before it were right.
+
+    Noise belongs to (seed, position, token) and not to the way a token comes about, so what is chosen here is what
+    would be chosen one token at a time: no rule of rejection is needed to keep the distribution.
+    """
+    guesses = row.token_ids[len(row.token_ids) - len(row.draft) :]
+    tokens: list[int] = []
+    scores: list[TokenLogprob] = []
+    for place, output in enumerate(chosen):
+        if output.error is not None:
+            return RowOutput(tuple(tokens), scores or None) if tokens else output  # the next iteration meets it first
+        tokens += output.token_ids
+        scores += output.logprobs or ()
+        if place < len(guesses) and tokens[-1] != guesses[place]:
+            break
+    return RowOutput(tuple(tokens), scores or None)

@@ -17,37 +17,47 @@ from noria.kernels.layout import RaggedLayout
 
 @dataclass(frozen=True, slots=True)
 class FlatBatch:
-    """Tensors of one iteration. `logit_rows` index the T tokens whose logits are wanted: first the last token of each
-    sampling row, in row order, then the positions of rows that asked for prompt log-probabilities."""
+    """Tensors of one iteration. `starts[i]` is the first token of row i. `logit_rows` index the T tokens whose logits
+    are wanted: first the last token of each sampling row, with a guess before each further one, in row order; then the
+    positions of rows that asked for prompt log-probabilities."""
 
     token_ids: Tensor  # int64 [T]
     positions: Tensor  # int64 [T]
     layout: RaggedLayout
+    starts: list[int]
     logit_rows: Tensor  # int64 [L]
     num_sampled: int
 
 
 def flatten(step: StepInput, block_size: int) -> FlatBatch:
-    """Lay the rows of `step` end to end."""
+    """Lay the rows of `step` end to end. A decode row with guesses becomes a layout row for each of its tokens: so each
+    is computed exactly as it would be in an iteration of its own."""
     token_ids: list[int] = []
+    starts: list[int] = []
+    parts: list[tuple[int, int, list[int]]] = []
     positions: list[int] = []
     last: list[int] = []
     prompt: list[int] = []
     for row in step.rows:
         first = len(token_ids)
+        starts.append(first)
         token_ids.extend(row.token_ids)
+        if row.draft:
+            parts += [(row.start + i, 1, row.blocks) for i in range(len(row.token_ids))]
+        else:
+            parts.append((row.start, len(row.token_ids), row.blocks))
         positions.extend(range(row.start, row.start + len(row.token_ids)))
         if row.sampling is not None:
-            last.append(len(token_ids) - 1)
+            last.extend(range(len(token_ids) - 1 - len(row.draft), len(token_ids)))
         if row.prompt_targets:
             prompt.extend(range(first, first + len(row.prompt_targets)))
-    layout = RaggedLayout.build(
-        [(row.start, len(row.token_ids), row.blocks) for row in step.rows], step.decode_rows, block_size
-    )
+    decode_rows = step.decode_rows + sum(len(row.draft) for row in step.rows)
+    layout = RaggedLayout.build(parts, decode_rows, block_size)
     return FlatBatch(
         token_ids=torch.tensor(token_ids, dtype=torch.int64),
         positions=torch.tensor(positions, dtype=torch.int64),
         layout=layout,
+        starts=starts,
         logit_rows=torch.tensor(last + prompt, dtype=torch.int64),
         num_sampled=len(last),
     )

@@ -111,7 +111,7 @@ def _masks(rows: Sequence[Sampling]) -> tuple[dict[int, NDArray[np.int32]], dict
     for i, row in enumerate(rows):
         if row.mask is not None:
             try:
-                masked[i] = row.mask.words()[0]
+                masked[i] = row.mask.words()[row.mask_row]
             except NoMask as error:
                 faults[i] = str(error)
     return masked, faults

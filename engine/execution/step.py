@@ -31,7 +31,7 @@ class Sampling(msgspec.Struct, frozen=True):
     `position` is the index that the token will have in the request; together with the seed it keys the noise.
     `history` is (prompt length, all tokens) where a penalty needs it, else None. `banned` are ids that must not come
     now: the stop tokens, until `min_tokens` is reached or for ever under `ignore_eos`. `mask` is set where a grammar
-    says what may come; it goes before everything else that is asked of a token.
+    says what may come (`mask_row` in its words); it goes before everything else that is asked of a token.
     """
 
     params: SamplingParams
@@ -39,6 +39,7 @@ class Sampling(msgspec.Struct, frozen=True):
     history: tuple[int, list[int]] | None = None
     banned: tuple[int, ...] = ()
     mask: Mask | None = None
+    mask_row: int = 0
 
 
 class Pooling(msgspec.Struct, frozen=True):
@@ -53,6 +54,8 @@ class Pooling(msgspec.Struct, frozen=True):
 class RowInput(msgspec.Struct, frozen=True):
     """New tokens of one request: `token_ids` stand at positions `start`, `start + 1`, …
 
+    The last `len(draft)` tokens of a decode row are guesses: how the token after each of them is chosen. The row gives
+    the tokens that are chosen as long as they are the guessed ones, and one more.
     `prompt_targets` are the tokens that the row's positions should have predicted, for prompt log-probabilities.
     """
 
@@ -63,6 +66,7 @@ class RowInput(msgspec.Struct, frozen=True):
     prompt_targets: list[int] | None = None
     prompt_alternatives: int = 0
     pooling: Pooling | None = None
+    draft: list[Sampling] = []
 
 
 class StepInput(msgspec.Struct, frozen=True):

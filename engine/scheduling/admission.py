@@ -80,7 +80,7 @@ class Admission:
             if victims is None or self._is_read_by_another(request, prefix):
                 return
             for victim in victims:
-                self._preempt(victim)
+                self.preempt(victim)
             self.preemptions.urgency += len(victims)
             self._enter(request, prefix)
 
@@ -135,13 +135,22 @@ class Admission:
             victim = next(r for r in reversed(self.running) if r is request or may_give_way(r))
             if victim is request:
                 return False
-            self._preempt(victim)
+            self.preempt(victim)
             self.preemptions.memory += 1
         if missing:
             self._kv.grow(request, request.num_tokens)
         return True
 
-    def _preempt(self, request: Request) -> None:
+    def stretch(self, request: Request, num_tokens: int) -> int:
+        """Blocks for `num_tokens` guessed tokens beyond the newest one, as far as they take nobody's; returns for how
+        many there are."""
+        wanted = request.num_tokens + num_tokens
+        if self._kv.missing(request, wanted) > max(0, self._kv.num_free - self._watermark):
+            return min(num_tokens, len(request.blocks) * self._kv.block_size - request.num_tokens)
+        self._kv.grow(request, wanted)
+        return num_tokens
+
+    def preempt(self, request: Request) -> None:
         """Give up a request's blocks; it is computed again when it comes back (recompute, not swap)."""
         request.num_lost = request.num_computed
         request.num_preemptions += 1

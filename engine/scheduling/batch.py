@@ -12,7 +12,8 @@ from noria.engine.scheduling.request import Request
 
 
 class BatchRow(NamedTuple):
-    """Tokens `start` to `start + num_tokens` of one request. A tuple, since one is made per row and iteration."""
+    """Tokens `start` to `start + num_tokens` of one request, the last of them guessed where there is a `draft`. A
+    tuple, since one is made per row and iteration."""
 
     request: Request
     start: int
@@ -20,6 +21,7 @@ class BatchRow(NamedTuple):
     is_decode: bool
     samples: bool  # the row reaches the last known token, so its logits choose the next one
     is_padding: bool = False  # a finished row of a static batch, computed and thrown away
+    draft: tuple[int, ...] = ()  # of a decode row: tokens guessed to follow the newest one
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,6 +33,11 @@ class Batch:
     @property
     def num_decode_rows(self) -> int:
         return sum(row.is_decode for row in self.rows)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the rows that read."""
+        return sum(row.num_tokens for row in self.rows if not row.is_decode)
 
     @property
     def num_tokens(self) -> int:

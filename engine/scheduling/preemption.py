@@ -47,11 +47,12 @@ def is_overdue(request: Request, num_admitted: int) -> bool:
 
 
 def lower_classes(running: Sequence[Request], class_rank: int) -> Iterator[Request]:
-    """Who may have to give way to a newcomer of `class_rank`: the lowest class first, in it the latest arrival."""
+    """Who may have to give way to a newcomer of `class_rank`, those in flight once they are back: the lowest class
+    first, in it the latest arrival."""
     for request in reversed(running):
         if request.class_rank <= class_rank:
             return
-        if may_give_way(request):
+        if not is_protected(request):
             yield request
 
 
@@ -63,7 +64,8 @@ def make_way(
     if slots <= 0 and blocks <= 0:
         return []
     chosen: list[Request] = []
-    for victim, freed in kv.freed_by(lower_classes(running, class_rank), keep):
+    victims = (request for request in lower_classes(running, class_rank) if not request.in_flight)
+    for victim, freed in kv.freed_by(victims, keep):
         chosen.append(victim)
         if len(chosen) >= slots and freed >= blocks:
             return chosen

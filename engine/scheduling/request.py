@@ -5,7 +5,10 @@ Knows no text, no clock and no reason for its class; it has no phase, only numbe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from noria.engine.scheduling.speculation import Drafter
 
 
 @dataclass(slots=True, eq=False)
@@ -24,6 +27,7 @@ class Request:
     stop_ids: frozenset[int] = frozenset()  # end-of-sequence and stop tokens
     min_tokens: int = 0
     salt: bytes = b""  # separates tenants in the prefix cache
+    prediction: Sequence[int] = ()  # a guess of the output, to speculate on
     reuse_prefix: bool = True  # False where every prompt position must be computed (prompt log-probabilities)
 
     arrival: int = 0  # set by the scheduler; order within a class
@@ -34,6 +38,7 @@ class Request:
     num_registered: int = 0  # leading blocks already offered to the prefix cache
     num_announced: int = 0  # leading blocks that others of the same prefix know to be coming
     num_shared: int = 0  # leading blocks taken from the prefix cache
+    drafter: Drafter | None = None  # where the scheduler speculates
     in_flight: bool = False  # between select() and complete(): Orca's RUNNING
     cancelled: str | None = None  # the reason, when asked to end while in flight
     finish: str | None = None  # "stop" | "length" | "cancelled" | "expired" | "error", set once

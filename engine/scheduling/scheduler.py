@@ -13,6 +13,7 @@ from noria.engine.scheduling.kv_blocks import KVBlocks
 from noria.engine.scheduling.policy import Policy
 from noria.engine.scheduling.preemption import PreemptionCounts, Room
 from noria.engine.scheduling.request import Request
+from noria.engine.scheduling.speculation import Drafter, SpeculationCounts
 
 
 class CannotEverFit(ValueError):
@@ -40,12 +41,15 @@ class Scheduler:
         max_batch_tokens: int,
         max_model_len: int,
         num_stages: int = 1,
+        max_draft: int = 0,
     ) -> None:
         self.policy = policy
         self.kv = kv
         self.max_batch_size = min(max_batch_size, max_batch_tokens)  # every row has a token
         self.max_batch_tokens = max_batch_tokens
         self.max_model_len = max_model_len
+        self.max_draft = max_draft  # guessed tokens of one row at most; 0: no speculation
+        self.speculation = SpeculationCounts()
         self.max_running = self.max_batch_size * (1 if policy.closed_batches else num_stages)
         self._admission = Admission(policy, kv, self.max_running)
         self.waiting, self.running = self._admission.waiting, self._admission.running
@@ -67,6 +71,8 @@ class Scheduler:
             raise CannotEverFit(f"{total} tokens asked for, the KV memory holds {size}")
         if request.id in self._by_id:
             raise ValueError(f"request {request.id} is already here")
+        if self.max_draft:
+            request.drafter = Drafter(request.prediction)
         request.arrival = self._num_arrivals
         self._num_arrivals += 1
         self._by_id[request.id] = request
@@ -92,6 +98,11 @@ class Scheduler:
     def preemptions(self) -> PreemptionCounts:
         return self._admission.preemptions
 
+    @property
+    def is_full(self) -> bool:
+        """Whether all places are taken."""
+        return len(self.running) >= self.max_running
+
     def room(self) -> Room:
         """How much the engine may claim so that everything claimed starts at the next iteration."""
         return self._admission.room()
@@ -113,8 +124,8 @@ class Scheduler:
         self._admission.admit_urgent()  # their prompts are read below, before those of others
         decodes: list[BatchRow] = []
         prefills: list[BatchRow] = []
-        reading = self._select_decodes(decodes)
-        budget = self._read_on(reading, prefills, len(decodes))
+        reading, num_guesses = self._select_decodes(decodes)
+        budget = self._read_on(reading, prefills, len(decodes), self.max_batch_tokens - len(decodes) - num_guesses)
         self._admit(prefills, len(decodes), budget)
         rows = decodes + prefills
         for row in rows:
@@ -124,21 +135,26 @@ class Scheduler:
 
     def complete(self, batch: Batch, sampled: Sequence[Sequence[int]]) -> list[Progress]:
         """Fold an iteration's results back. `sampled[i]` are the tokens chosen for row i, none where it does not
-        sample. Finished requests leave here, and their blocks are free for the next `select`."""
+        sample; after a draft, the guesses that were right and one more. Finished requests leave here, and their blocks
+        are free for the next `select`."""
         progress: list[Progress] = []
         for row, tokens in zip(batch.rows, sampled, strict=True):
             request = row.request
             request.in_flight = False
             if row.is_padding:
                 continue
+            if request.cancelled is None and row.samples:
+                kept, finish = self._append(request, tokens)
+            else:
+                kept, finish = (), request.cancelled
             request.num_computed = row.start + row.num_tokens
+            if row.draft:  # keys and values of wrong guesses are written over
+                request.num_computed -= len(row.draft) - self._count_draft(row, kept)
             self.kv.register(request)
-            if request.cancelled is not None:
-                progress.append(self._end(request, (), request.cancelled))
-            elif row.samples:
-                progress.append(self._advance(request, tokens))
-            elif not request.num_pending:  # nothing to compute and nothing to sample: it asked for no (more) tokens
-                progress.append(self._end(request, (), "length"))
+            if finish is None and row.samples:
+                progress.append(Progress(request, kept, None))
+            elif finish is not None or not request.num_pending:  # no more to sample: it asked for no (more) tokens
+                progress.append(self._end(request, kept, finish or "length"))
         if self.policy.closed_batches and all(request.finish is not None for request in self.running):
             for request in list(self.running):
                 self._leave(request)
@@ -160,9 +176,12 @@ class Scheduler:
 
     # --- selection ------------------------------------------------------------------------------------------------
 
-    def _select_decodes(self, rows: list[BatchRow]) -> list[Request]:
-        """Append a row for everyone who decodes; returns those who still read their prompts."""
+    def _select_decodes(self, rows: list[BatchRow]) -> tuple[list[Request], int]:
+        """Append a row for everyone who decodes; returns those who still read their prompts, and how many tokens are
+        guessed."""
         reading: list[Request] = []
+        num_guesses = 0
+        spare = self.max_batch_tokens - len(self.running)  # whoever runs has a token; guesses come from the rest
         for request in list(self.running):
             if len(rows) == self.max_batch_size:
                 break
@@ -173,13 +192,25 @@ class Scheduler:
             elif not request.is_decoding:
                 reading.append(request)
             elif self._admission.grow(request):
-                rows.append(BatchRow(request, request.num_computed, 1, True, samples=request.wants_more))
-        return reading
+                draft: tuple[int, ...] = ()
+                drafter = request.drafter
+                if drafter is not None and len(request.tokens) >= drafter.resume_at:
+                    draft = self._draft(request, drafter, spare - num_guesses)
+                    num_guesses += len(draft)
+                rows.append(
+                    BatchRow(request, request.num_computed, 1 + len(draft), True, request.wants_more, False, draft)
+                )
+        return reading, num_guesses
 
-    def _read_on(self, reading: list[Request], rows: list[BatchRow], num_decodes: int) -> int:
+    def _draft(self, request: Request, drafter: Drafter, spare: int) -> tuple[int, ...]:
+        """Tokens to try after the newest one of a request that decodes, as far as there is room for them."""
+        limit = min(self.max_draft, spare, request.num_total - request.num_tokens - 1)
+        draft = drafter.propose(request.tokens, request.num_prompt, limit, len(self.running))
+        return draft[: self._admission.stretch(request, len(draft))] if draft else ()
+
+    def _read_on(self, reading: list[Request], rows: list[BatchRow], num_decodes: int, budget: int) -> int:
         """Go on with the prompts of admitted requests; returns the tokens left for others. One that has to wait left
         no tokens or no rows, so nobody overtakes it by being admitted."""
-        budget = self.max_batch_tokens - num_decodes
         for request in reading[: self.max_batch_size - num_decodes]:
             budget -= self._append_chunk(request, rows, budget)
         return budget
@@ -204,16 +235,23 @@ class Scheduler:
 
     # --- results --------------------------------------------------------------------------------------------------
 
-    def _advance(self, request: Request, tokens: Sequence[int]) -> Progress:
-        kept: list[int] = []
-        finish: str | None = None
-        for token in tokens:
+    def _append(self, request: Request, tokens: Sequence[int]) -> tuple[tuple[int, ...], str | None]:
+        """Add sampled tokens up to the one that ends the request; returns those, and why it ended if it did."""
+        for count, token in enumerate(tokens, start=1):
             request.tokens.append(token)
-            kept.append(token)
             finish = request.finish_after(token, self.max_model_len)
             if finish is not None:
-                return self._end(request, tuple(kept), finish)
-        return Progress(request, tuple(kept), None)
+                return tuple(tokens[:count]), finish
+        return tuple(tokens), None
+
+    def _count_draft(self, row: BatchRow, kept: tuple[int, ...]) -> int:
+        """Keep account of a draft; returns how many of its tokens are the request's now."""
+        num_accepted = max(0, len(kept) - 1)
+        if row.request.drafter is not None:
+            row.request.drafter.learn(len(row.draft), num_accepted)
+        self.speculation.drafted += len(row.draft)
+        self.speculation.accepted += num_accepted
+        return num_accepted
 
     def _end(self, request: Request, tokens: tuple[int, ...], finish: str) -> Progress:
         """The one exit of every request, whatever ends it."""

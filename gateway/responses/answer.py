@@ -92,10 +92,10 @@ class ResponseAnswer(Answer):
         """The response, ended and kept."""
         if self._request.prewarm:
             usage = Usage(usage.prompt_tokens, 0, usage.cached_tokens)
-            last = response.ended(self._begun, [], usage, 0, "stop")
+            last = response.ended(self._begun, [], usage, "stop")
         else:
             self._output.end(self._finish)
-            last = response.ended(self._begun, self._output.items, usage, 0, self._finish)
+            last = response.ended(self._begun, self._output.items, usage, self._finish)
         try:
             return await self._conclude(last)
         except BrokerUnavailable as error:

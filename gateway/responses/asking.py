@@ -118,7 +118,9 @@ def _tools(request: InputFields) -> dict[str, Any]:
         }
         for tool in request.tools
     ]
-    return {"tools": tools, "tool_choice": _choice(request), "parallel_tool_calls": request.parallel_tool_calls}
+    # Only what the client says itself: a model that was never taught to call functions then stops after one.
+    parallel = request.parallel_tool_calls if "parallel_tool_calls" in request.model_fields_set else None
+    return {"tools": tools, "tool_choice": _choice(request), "parallel_tool_calls": parallel}
 
 
 def _choice(request: InputFields) -> Any:

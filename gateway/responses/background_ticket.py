@@ -85,7 +85,7 @@ class BackgroundTicket:
         shape = self._shape(as_is)
         shape.take([reader.accept(piece) for piece in one_by_one(frame)])
         num_prompt = self._stored.job.prompt_tokens if self._stored.job is not None else reader.prompt_tokens
-        ended = await shape.end(Usage(num_prompt, reader.num_tokens, reader.cached_tokens))
+        ended = await shape.end(Usage(num_prompt, reader.num_tokens, reader.cached_tokens, reader.reasoning_tokens))
         await self._end(ended, list(answer))
 
     def gone(self) -> GatewayError:

@@ -43,7 +43,7 @@ async def compact(services: Services, tenant: Tenant, request: CompactRequest, c
         "object": "response.compaction",
         "created_at": created,
         "output": [*(item for item in items if item.get("role") == "user"), carried],
-        "usage": response.usage_fields(usage, 0),
+        "usage": response.usage_fields(usage),
     }
 
 

@@ -54,7 +54,7 @@ def begun(request: ResponseRequest, *, response_id: str, model: str, created: in
         "top_logprobs": request.top_logprobs or 0,
         "top_p": request.top_p,
         "truncation": request.truncation,
-        "usage": usage_fields(Usage(0, 0), 0),  # not null: OpenAI's schema has none here, and Open Responses wants one
+        "usage": usage_fields(Usage(0, 0)),  # not null: OpenAI's schema has none here, and Open Responses wants one
         "metadata": request.metadata,
     }
     if request.user is not None:
@@ -70,7 +70,7 @@ def begun(request: ResponseRequest, *, response_id: str, model: str, created: in
     return response
 
 
-def ended(response: Shown, output: list[Shown], usage: Usage, reasoning_tokens: int, finish: Ended | None) -> Shown:
+def ended(response: Shown, output: list[Shown], usage: Usage, finish: Ended | None) -> Shown:
     """The response with its output. One that ran out of tokens is incomplete."""
     cut = finish == "length"
     return {
@@ -79,7 +79,7 @@ def ended(response: Shown, output: list[Shown], usage: Usage, reasoning_tokens: 
         "completed_at": None if cut else int(time.time()),
         "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
         "output": output,
-        "usage": usage_fields(usage, reasoning_tokens),
+        "usage": usage_fields(usage),
     }
 
 
@@ -87,7 +87,7 @@ def rewound(kept: Shown) -> Shown:
     """The response as it was at its beginning."""
     none: Shown = {
         "output": [],
-        "usage": usage_fields(Usage(0, 0), 0),
+        "usage": usage_fields(Usage(0, 0)),
         "completed_at": None,
         "incomplete_details": None,
         "error": None,
@@ -105,12 +105,12 @@ def failed(response: Shown, error: GatewayError) -> Shown:
     return {**response, "status": "failed", "error": {"code": code, "message": error.message}}
 
 
-def usage_fields(usage: Usage, reasoning_tokens: int) -> Shown:
+def usage_fields(usage: Usage) -> Shown:
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": reasoning_tokens},
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
 

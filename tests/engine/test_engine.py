@@ -40,18 +40,18 @@ async def test_a_late_short_request_leaves_before_an_early_long_one(client: Clie
 
 
 async def test_a_priority_request_takes_a_slot_from_a_full_batch(client: Client, engine: RunningEngine) -> None:
-    engine.model.pace = 0.005
+    engine.model.pace = 0.01
     low = [f"low{i}" for i in range(8)]
     for i, name in enumerate(low):
-        await client.send(name, [10 * i], sampling={"max_tokens": 60}, service_class="batch")
+        await client.send(name, [10 * i], sampling={"max_tokens": 100}, service_class="batch")
     await client.read(lambda: all(len(client.tokens.get(name, [])) > 3 for name in low))
     await client.send("same class", [400], service_class="batch")
     await client.send("urgent", [300], sampling={"max_tokens": 5}, service_class="priority")
     assert await client.ends("urgent") == ["length"]
-    assert len(client.last) == 1 and "same class" not in client.tokens, "nobody else's end made room for it"
+    assert set(client.last) == {"urgent"} and "same class" not in client.tokens, "nobody else's end made room for it"
     assert await client.ends(*low, "same class") == ["length"] * 9
     for i, name in enumerate(low):
-        assert client.tokens[name] == list(range(10 * i + 1, 10 * i + 61))
+        assert client.tokens[name] == list(range(10 * i + 1, 10 * i + 101))
     stats = engine.engine.statistics.record()
     assert (stats.class_preemptions_total, stats.memory_preemptions_total) == (1, 0)
     assert stats.recomputed_tokens_total > 0

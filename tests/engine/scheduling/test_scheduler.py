@@ -7,58 +7,12 @@ from __future__ import annotations
 
 import pytest
 
-from noria.engine.scheduling.batch import Batch, Progress
-from noria.engine.scheduling.kv_blocks import KVBlocks
+from noria.engine.scheduling.batch import Batch
 from noria.engine.scheduling.policy import POLICIES
-from noria.engine.scheduling.preemption import MAX_PASSED_OVER, MAX_PREEMPTIONS, Room
+from noria.engine.scheduling.preemption import Room
 from noria.engine.scheduling.request import Request
-from noria.engine.scheduling.scheduler import CannotEverFit, Scheduler
-
-
-def scheduler_of(
-    policy: str,
-    *,
-    num_blocks: int = 64,
-    block_size: int = 4,
-    batch: int = 4,
-    tokens: int = 64,
-    cache: bool = False,
-    stages: int = 1,
-) -> Scheduler:
-    kv = KVBlocks(num_blocks, block_size, prefix_cache=cache)
-    return Scheduler(
-        POLICIES[policy], kv, max_batch_size=batch, max_batch_tokens=tokens, max_model_len=1000, num_stages=stages
-    )
-
-
-def request_of(name: str, prompt: int = 4, max_tokens: int = 4, *, rank: int = 1, first: int = 0) -> Request:
-    return Request(name, list(range(first, first + prompt)), prompt, max_tokens, class_rank=rank)
-
-
-def finish(scheduler: Scheduler, batch: Batch) -> list[Progress]:
-    progress = scheduler.complete(batch, [[row.request.num_tokens] if row.samples else [] for row in batch.rows])
-    scheduler.check()
-    return progress
-
-
-def step(scheduler: Scheduler) -> tuple[str, str]:
-    """One iteration: names of the rows (padding in brackets), names of those that end."""
-    batch = scheduler.select()
-    assert batch is not None
-    rows = " ".join(f"[{row.request.id}]" if row.is_padding else row.request.id for row in batch.rows)
-    return rows, " ".join(p.request.id for p in finish(scheduler, batch) if p.finish is not None)
-
-
-def run(scheduler: Scheduler) -> list[str]:
-    """Iterate until everybody has ended; the names in the order of their ends."""
-    ended: list[str] = []
-    for _ in range(1000):
-        if not len(scheduler):
-            assert scheduler.kv.num_free == scheduler.kv.num_blocks
-            return ended
-        ended.extend(step(scheduler)[1].split())
-    raise AssertionError(f"{scheduler.running} and {scheduler.waiting} never end")
-
+from noria.engine.scheduling.scheduler import CannotEverFit
+from tests.engine.scheduling.by_hand import finish, request_of, run, scheduler_of, step
 
 # --- the paper's example: a late short request --------------------------------------------------------------------
 
@@ -150,157 +104,6 @@ def test_a_preempted_request_returns_to_its_own_cached_blocks() -> None:
     assert victim.num_cached == 0, "what it left there itself is no hit of the client's prompt"
 
 
-# --- classes ------------------------------------------------------------------------------------------------------
-
-
-def running_of(scheduler: Scheduler) -> str:
-    return " ".join(request.id for request in scheduler.running)
-
-
-def test_a_higher_class_takes_a_slot_from_the_lowest_and_latest() -> None:
-    scheduler = scheduler_of("paged", batch=3, cache=True)
-    requests = [
-        request_of(name, 8, 8, rank=rank, first=100 * n)
-        for n, (name, rank) in enumerate((("a", 2), ("b", 3), ("c", 3)))
-    ]
-    for request in requests:
-        scheduler.add(request)
-    for _ in range(3):
-        step(scheduler)
-    assert [room.requests for room in scheduler.rooms(4)] == [3, 3, 2, 0]
-    scheduler.add(request_of("urgent", 4, 2, rank=0, first=500))
-    assert step(scheduler) == ("a b urgent", "")
-    assert scheduler.preemptions.urgency == 1 and scheduler.preemptions.memory == 0
-    assert running_of(scheduler) == "urgent a b" and [r.id for r in scheduler.waiting] == ["c"]
-    assert [room.requests for room in scheduler.rooms(4)] == [2, 2, 1, 0], "`c` waits: its class is not claimed"
-    assert run(scheduler) == ["urgent", "a", "b", "c"]
-    assert all(request.num_output == 8 for request in requests)
-    assert 0 < scheduler.preemptions.recomputed < 4, "the rest was found in the prefix cache"
-
-
-def test_a_higher_class_takes_blocks_and_only_as_many_requests_as_it_needs() -> None:
-    scheduler = scheduler_of("paged", num_blocks=12, batch=8)
-    for name in "abc":
-        scheduler.add(request_of(name, 12, 4, rank=3))
-    step(scheduler)
-    assert [room.blocks for room in scheduler.rooms(4)] == [8, 8, 8, 0]
-    scheduler.add(request_of("urgent", 13, 1, rank=1))
-    assert step(scheduler) == ("a b urgent", "urgent")
-    assert scheduler.preemptions.urgency == 1
-
-
-def test_nobody_gives_way_in_vain() -> None:
-    scheduler = scheduler_of("paged", num_blocks=12, batch=8)
-    scheduler.add(request_of("equal", 24, 8, rank=0))
-    scheduler.add(request_of("low", 12, 4, rank=3))
-    step(scheduler)
-    scheduler.add(request_of("urgent", 28, 1, rank=0))
-    step(scheduler)
-    assert running_of(scheduler) == "equal low" and not scheduler.preemptions.total
-
-
-def test_equal_classes_and_the_papers_policies_do_not_give_way() -> None:
-    for policy, rank in (("paged", 1), ("orca", 3), ("static", 3)):
-        scheduler = scheduler_of(policy, batch=1)
-        scheduler.add(request_of("first", rank=rank))
-        step(scheduler)
-        scheduler.add(request_of("second", rank=1))
-        assert run(scheduler) == ["first", "second"], policy
-
-
-def test_one_that_has_given_way_often_enough_is_left_alone_and_ends() -> None:
-    scheduler = scheduler_of("paged", batch=1)
-    low = request_of("low", 4, 60, rank=3)
-    scheduler.add(low)
-    for n in range(3 * MAX_PREEMPTIONS):
-        step(scheduler)
-        step(scheduler)
-        scheduler.add(request_of(f"urgent{n}", 4, 1, rank=0))
-    assert low.num_preemptions == MAX_PREEMPTIONS == scheduler.preemptions.urgency
-    assert len(low.blocks) == 16, "it holds blocks for its whole output"
-    assert run(scheduler)[0] == "low"
-
-
-def test_one_that_waits_is_passed_over_a_bounded_number_of_times() -> None:
-    scheduler = scheduler_of("paged", batch=1)
-    scheduler.add(request_of("low", 4, 60, rank=3))
-    step(scheduler)
-    passed = 0
-    while scheduler.rooms(4)[0].requests:
-        scheduler.add(request_of(f"urgent{passed}", 4, 1, rank=0))
-        passed += 1
-        step(scheduler)
-        assert passed <= MAX_PASSED_OVER
-    assert passed == MAX_PASSED_OVER
-    assert step(scheduler) == ("low", "")
-
-
-def test_a_preempted_request_comes_back_only_with_room_for_everybody_to_grow() -> None:
-    scheduler = scheduler_of("paged", num_blocks=9, batch=4)
-    for name in "abc":
-        scheduler.add(request_of(name, 11, 13))
-    free = []
-    while len(scheduler):
-        waiting = {r.id for r in scheduler.waiting if r.num_preemptions}
-        num_running = len(scheduler.running)
-        batch = scheduler.select()
-        assert batch is not None
-        back = [r for r in scheduler.running if r.id in waiting]
-        if back and num_running:
-            free.append(scheduler.kv.num_free)
-            assert scheduler.kv.num_free >= 1 + num_running
-        finish(scheduler, batch)
-    assert scheduler.preemptions.memory <= 3
-
-
-# --- prefixes that are just being computed ------------------------------------------------------------------------
-
-
-def test_eight_choices_share_the_blocks_of_their_prompt() -> None:
-    used = {}
-    for cache in (False, True):
-        scheduler = scheduler_of("paged", num_blocks=128, batch=8, tokens=512, cache=cache)
-        for n in range(8):
-            scheduler.add(request_of(f"choice{n}", 42, 6))
-        while scheduler.waiting or not all(r.num_output for r in scheduler.running):
-            step(scheduler)
-        used[cache] = scheduler.kv.num_held
-        assert len(run(scheduler)) == 8
-    assert used == {False: 8 * 11, True: 10 + 8}
-
-
-def test_who_waits_for_a_prefix_lets_others_pass() -> None:
-    scheduler = scheduler_of("paged", tokens=25, cache=True)
-    scheduler.add(request_of("reader", 21, 4))
-    scheduler.add(request_of("sharer", 22, 4))
-    scheduler.add(request_of("other", 4, 4, first=50))
-    assert step(scheduler)[0] == "reader other"
-    assert step(scheduler)[0] == "reader other sharer"
-    sharer = scheduler.get("sharer")
-    assert sharer is not None and sharer.num_cached == 20
-    run(scheduler)
-
-
-def test_who_waits_for_a_prefix_goes_on_when_its_reader_goes() -> None:
-    scheduler = scheduler_of("paged", tokens=8, cache=True)
-    scheduler.add(request_of("reader", 21, 2))
-    scheduler.add(request_of("sharer", 22, 2))
-    assert step(scheduler)[0] == "reader"
-    scheduler.cancel("reader")
-    assert step(scheduler)[0] == "sharer"
-    sharer = scheduler.get("sharer")
-    assert sharer is not None and sharer.num_cached == 8
-    assert run(scheduler) == ["sharer"]
-
-
-def test_an_urgent_request_waits_for_no_reader_behind_it() -> None:
-    scheduler = scheduler_of("paged", tokens=8, cache=True)
-    scheduler.add(request_of("reader", 21, 2, rank=3))
-    step(scheduler)
-    scheduler.add(request_of("urgent", 21, 2, rank=0))
-    assert step(scheduler)[0] == "urgent"
-
-
 # --- room ---------------------------------------------------------------------------------------------------------
 
 
@@ -338,8 +141,9 @@ def test_no_room_while_somebody_waits_or_the_batch_is_closed() -> None:
     [(990, 11, "1001 tokens asked for, the context holds 1000"), (200, 57, "257 .* the KV memory holds 256")],
 )
 def test_what_can_never_fit_is_refused(prompt: int, max_tokens: int, message: str) -> None:
-    with pytest.raises(CannotEverFit, match=message):
-        scheduler_of("paged").add(request_of("huge", prompt, max_tokens))
+    for policy in POLICIES:
+        with pytest.raises(CannotEverFit, match=message):
+            scheduler_of(policy).add(request_of("huge", prompt, max_tokens))
 
 
 def test_nonsense_is_refused_before_it_can_block_the_queue() -> None:
