@@ -109,6 +109,7 @@ class ScriptedEngine(threading.Thread):
         self.logprob: Callable[[GenerationRequest], float] = lambda _: -0.25  # of every token
         self.pace = 0.0
         self.fail_with: str | None = None
+        self.draining = False
         self.seen: list[Claimed] = []
         self.cancelled: list[str] = []
         self.running: dict[str, tuple[Claimed, list[int], int]] = {}
@@ -140,8 +141,13 @@ class ScriptedEngine(threading.Thread):
             self.running[request_id] = (claimed, output, done + len(frame.token_ids))
             if frame.finish is not None:
                 del self.running[request_id]
-        stats = EngineStats(running=len(self.running), kv_blocks_total=99, generation_tokens_total=self.generated)
-        room = NUM_PLACES - len(self.running)
+        stats = EngineStats(
+            running=len(self.running),
+            kv_blocks_total=99,
+            generation_tokens_total=self.generated,
+            draining=self.draining,
+        )
+        room = 0 if self.draining else NUM_PLACES - len(self.running)
         outcome = self._broker.exchange(frames, stats, max_requests=room, max_blocks=10_000)
         for request_id in outcome.fenced:
             self.running.pop(request_id, None)
