@@ -29,6 +29,8 @@ async def list_stored_completions(request: Request, services: ServicesDep, tenan
     query = request.query_params
     keys = {name: key[1] for name in query if (key := _METADATA.match(name))}
     asked = page(request, default_order="asc", only=(*_PAGED, "model", *keys))
+    if not asked.limit:
+        return listed([], more=False)
     model, metadata = query.get("model"), {key: query[name] for name, key in keys.items()}
 
     def wanted(completion: Mapping[str, Any]) -> bool:
@@ -73,6 +75,8 @@ async def list_stored_messages(
 ) -> Response:
     asked = page(request, default_order="asc", only=_PAGED)
     messages = await services.completions.messages(tenant.id, completion_id)
+    if not asked.limit:
+        return listed([], more=False)
     if asked.descending:
         messages.reverse()
     ids = [message["id"] for message in messages]
