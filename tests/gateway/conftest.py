@@ -110,6 +110,7 @@ class ScriptedEngine(threading.Thread):
         self.pace = 0.0
         self.fail_with: str | None = None
         self.draining = False
+        self.fail_param: str | None = None  # the client's field that the failure is blamed on
         self.seen: list[Claimed] = []
         self.cancelled: list[str] = []
         self.running: dict[str, tuple[Claimed, list[int], int]] = {}
@@ -181,7 +182,10 @@ class ScriptedEngine(threading.Thread):
     def _next_frame(self, claimed: Claimed, output: list[int], done: int) -> TokenFrame:
         request, sampling = claimed.request, claimed.request.sampling
         if self.fail_with is not None:
-            return TokenFrame(request.id, claimed.epoch, done, [], finish=FinishReason.ERROR, error=self.fail_with)
+            error, param = self.fail_with, self.fail_param
+            return TokenFrame(
+                request.id, claimed.epoch, done, [], finish=FinishReason.ERROR, error=error, error_param=param
+            )
         if request.pooling is not None:
             usage = Usage(len(request.prompt), 0)
             vector = embedding(request.prompt)
@@ -291,7 +295,7 @@ def engine(shared_engine: ScriptedEngine) -> Iterator[ScriptedEngine]:
     shared_engine.cancelled.clear()
     yield shared_engine
     shared_engine.answer, shared_engine.answer_ids = answer, None
-    shared_engine.pace, shared_engine.fail_with = 0.0, None
+    shared_engine.pace, shared_engine.fail_with, shared_engine.fail_param = 0.0, None, None
     shared_engine.logprob = lambda _: -0.25
     eventually(lambda: not shared_engine.running)
 
