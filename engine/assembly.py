@@ -36,6 +36,11 @@ log = structlog.get_logger("noria.engine")
 
 _KV_DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 
+CPU_CHUNK_TOKENS = 32
+"""Of prompts, beside running streams, where the operator does not say. A CPU computes about 25 tokens in the time in
+which it reads the weights once, so this makes an iteration of eight streams about twice as long (docs/performance.md).
+Bandwidth is no reason to read more at once: the weights are read for the streams anyway."""
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -110,6 +115,7 @@ def open_trace(plan: Plan) -> IterationLog | None:
         policy=config.policy,
         max_batch_size=config.max_batch_size,
         max_batch_tokens=config.max_batch_tokens,
+        max_chunk_tokens=config.max_chunk_tokens or CPU_CHUNK_TOKENS,
         num_blocks=plan.num_blocks,
         block_size=config.block_size,
         started=time.time(),
@@ -140,6 +146,7 @@ def assemble(plan: Plan, progress: Callable[[int, int], None] | None = None) -> 
         KVBlocks(plan.num_blocks, config.block_size, config.prefix_cache and not policy.reserve_output),
         max_batch_size=config.max_batch_size,
         max_batch_tokens=config.max_batch_tokens,
+        max_chunk_tokens=config.max_chunk_tokens or CPU_CHUNK_TOKENS,
         max_model_len=plan.max_model_len,
         num_stages=executor.depth,
         max_draft=config.draft_tokens if config.speculate == "ngram" else 0,

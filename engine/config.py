@@ -28,6 +28,12 @@ class EngineConfig(BaseSettings):
     policy: Literal["static", "orca", "paged"] = Field("paged", description="Scheduling policy")
     max_batch_size: int = Field(64, ge=1, le=4096, description="Requests in one iteration at most")
     max_batch_tokens: int = Field(512, ge=16, le=1_048_576, description="Token budget of one iteration")
+    max_chunk_tokens: int = Field(
+        0,
+        ge=0,
+        le=1_048_576,
+        description="Prompt tokens read beside running streams in one iteration; 0: by the device",
+    )
     max_model_len: int = Field(0, ge=0, description="Prompt plus output in tokens at most; 0: the model's own length")
     kv_memory: str = Field(
         "auto", description="Bytes for the KV cache, e.g. 512MiB; auto: a quarter of what is free, 2GiB at most"

@@ -6,13 +6,14 @@ Knows no Prometheus and no Redis.
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 
 from noria.engine.grammar.grammars import GrammarCounts
 from noria.engine.scheduling.batch import Batch, Progress
 from noria.engine.scheduling.scheduler import Scheduler
 from noria.engine.trace import Times
 from noria.engine.waiting_room import WaitingRoom
-from noria.engine.wire.messages import EngineStats, FinishReason
+from noria.engine.wire.messages import ITERATION_ROWS, ITERATION_SECONDS, EngineStats, FinishReason
 
 PUBLISH_EVERY = 0.25  # seconds; and always when the engine becomes idle, so that gauges fall to zero
 
@@ -30,11 +31,17 @@ class Statistics:
         self._batch_size = self._batch_tokens = 0
         self._iterations = self._prompt_tokens = self._generation_tokens = self._cached_tokens = 0
         self._finished = self._failed = 0
-        self._step_seconds = 0.0
+        self._iteration_seconds = [0] * (len(ITERATION_SECONDS) + 1)
+        self._iteration_rows = [0] * (len(ITERATION_ROWS) + 1)
+        self._rows = 0
+        self._seconds = Times(0.0, 0.0)
 
     def count_step(self, batch: Batch, times: Times) -> None:
         self._iterations += 1
-        self._step_seconds += times.forward
+        self._rows += len(batch.rows)
+        self._seconds += times
+        self._iteration_seconds[bisect_left(ITERATION_SECONDS, times.forward)] += 1
+        self._iteration_rows[bisect_left(ITERATION_ROWS, len(batch.rows))] += 1
         self._batch_size = len(batch.rows)
         self._batch_tokens = batch.num_tokens
         self._prompt_tokens += batch.num_prompt_tokens
@@ -83,7 +90,12 @@ class Statistics:
             accepted_tokens_total=scheduler.speculation.accepted,
             requests_finished_total=self._finished,
             requests_failed_total=self._failed,
-            step_seconds_total=round(self._step_seconds, 6),
+            iteration_seconds=tuple(self._iteration_seconds),
+            iteration_seconds_sum=round(self._seconds.forward, 6),
+            iteration_rows=tuple(self._iteration_rows),
+            iteration_rows_sum=self._rows,
+            select_seconds_total=round(self._seconds.select, 6),
+            exchange_seconds_total=round(self._seconds.exchange, 6),
             draining=self.draining,
             grammars_compiled_total=self._grammars.compiled,
             grammars_failed_total=self._grammars.failed,

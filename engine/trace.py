@@ -37,6 +37,7 @@ class TraceStart(msgspec.Struct, frozen=True, tag="start"):
     policy: str
     max_batch_size: int
     max_batch_tokens: int
+    max_chunk_tokens: int
     num_blocks: int
     block_size: int
     started: float  # Unix seconds
@@ -91,6 +92,9 @@ class Times:
     forward: float
     exchange: float = 0.0
 
+    def __add__(self, other: Times) -> Times:
+        return Times(self.select + other.select, self.forward + other.forward, self.exchange + other.exchange)
+
 
 @dataclass(frozen=True, slots=True)
 class _Record:
@@ -98,7 +102,7 @@ class _Record:
 
     at: float
     rows: tuple[BatchRow, ...]
-    num_sampled: list[int]
+    outputs: Sequence[RowOutput]
     left: list[tuple[Request, str | None]]  # who is no longer admitted, and why it ended; None: preempted
     blocks: tuple[int, int]  # used, free
     waiting: int
@@ -112,8 +116,8 @@ class IterationLog:
     def __init__(self, path: Path, start: TraceStart) -> None:
         self._file, self.path = _open(path)
         self._opened = perf_counter()
-        self._running: set[Request] = set()
-        self._waiting: set[Request] = set()
+        self._running: tuple[Request, ...] = ()
+        self._waiting: tuple[Request, ...] = ()
         self._queue: SimpleQueue[_Record | None] = SimpleQueue()
         self._broken = False
         self._writer = threading.Thread(target=self._write, args=(start,), name="noria-trace", daemon=True)
@@ -123,20 +127,24 @@ class IterationLog:
         """Note an iteration whose results the scheduler has just folded back."""
         if self._broken:
             return
-        running = set(scheduler.running)
-        stepped = self._running.union(row.request for row in batch.rows)
-        left = [(r, r.finish) for r in stepped - running]
-        left += [(r, r.finish) for r in self._waiting - stepped if r.finish is not None]  # preempted, then ended
-        self._running, self._waiting = running, set(scheduler.waiting)
+        running, waiting = tuple(scheduler.running), tuple(scheduler.waiting)
+        left: list[tuple[Request, str | None]] = []
+        # One that came and went within this iteration has read its prompt in it.
+        if running != self._running or waiting != self._waiting or not all(row.is_decode for row in batch.rows):
+            stepped = {*self._running, *(row.request for row in batch.rows)}
+            left += [(r, r.finish) for r in stepped.difference(running)]
+            # And one that was preempted may end without stepping again.
+            left += [(r, r.finish) for r in set(self._waiting) - stepped if r.finish is not None]
+            self._running, self._waiting = running, waiting
         self._queue.put(
             _Record(
                 perf_counter() - self._opened,
                 batch.rows,
-                [len(output.token_ids) for output in outputs],
+                outputs,
                 left,
                 (scheduler.kv.num_held, scheduler.kv.num_free),
-                len(scheduler.waiting),
-                len(scheduler.running),
+                len(waiting),
+                len(running),
                 times,
             )
         )
@@ -178,7 +186,7 @@ class _Lines:
                 lines.append(self._introduce(row.request, row))
             if row.request not in self._lanes:
                 self._lanes[row.request] = heappop(self._free) if self._free else len(self._lanes)
-        rows = [self._row(row, sampled) for row, sampled in zip(record.rows, record.num_sampled, strict=True)]
+        rows = [self._row(row, len(output.token_ids)) for row, output in zip(record.rows, record.outputs, strict=True)]
         ended: list[tuple[int, str]] = []
         preempted: list[int] = []
         for request, finish in record.left:

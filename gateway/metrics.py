@@ -6,14 +6,14 @@ The engines' figures are read from a snapshot at scrape time; nothing here talks
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
 
-import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from noria.engine.wire.broker import ModelStatus
-from noria.engine.wire.messages import EngineStats
+from noria.engine.wire.messages import ITERATION_ROWS, ITERATION_SECONDS
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series per counter, which nobody reads
 
@@ -24,7 +24,7 @@ _HELP = {
     "waiting": ("requests_waiting", "Requests that an engine holds but has not admitted, or has preempted"),
     "batch_size": ("batch_size", "Rows of the last iteration"),
     "batch_tokens": ("batch_tokens", "Tokens of the last iteration"),
-    "kv_blocks_total": ("kv_blocks_total", "KV blocks of the pool"),
+    "kv_blocks_total": ("kv_blocks", "KV blocks of the pool"),
     "kv_blocks_used": ("kv_blocks_used", "KV blocks held by requests"),
     "kv_blocks_cached": ("kv_blocks_cached", "Free KV blocks that hold a reusable prefix"),
     "iterations_total": ("iterations", "Iterations run"),
@@ -41,7 +41,8 @@ _HELP = {
     ),
     "requests_finished_total": ("requests_finished", "Requests that ended"),
     "requests_failed_total": ("requests_failed", "Requests that ended in an error"),
-    "step_seconds_total": ("step_seconds", "Time spent in iterations"),
+    "select_seconds_total": ("select_seconds", "Time in which the scheduler chose rows"),
+    "exchange_seconds_total": ("exchange_seconds", "Time of the exchanges with the store, waiting for work left out"),
     "grammars_compiled_total": ("grammars_compiled", "Grammars of structured outputs compiled"),
     "grammars_failed_total": ("grammars_failed", "Grammars that could not be compiled, or not within the limits"),
     "grammar_cache_hits_total": (
@@ -63,6 +64,10 @@ _GAUGES = frozenset(
         "draining",
     )
 )
+_HISTOGRAMS: dict[str, tuple[tuple[float, ...], str]] = {
+    "iteration_seconds": (ITERATION_SECONDS, "Time of an iteration, from its plan to its tokens"),
+    "iteration_rows": (ITERATION_ROWS, "Rows of an iteration"),
+}
 _LATENCY = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
 
@@ -80,14 +85,27 @@ class _Pools(Collector):
                 depth.add_metric([status.card.id, service_class], queued)
         yield depth
         yield engines
-        for field in msgspec.structs.fields(EngineStats):
-            name, text = _HELP[field.name]
-            kind = GaugeMetricFamily if field.name in _GAUGES else CounterMetricFamily
+        for field, (name, text) in _HELP.items():
+            kind = GaugeMetricFamily if field in _GAUGES else CounterMetricFamily
             family = kind(f"noria_engine_{name}", text, labels=["model", "engine"])
             for status in models:
                 for engine_id, stats in status.engines.items():
-                    family.add_metric([status.card.id, engine_id], getattr(stats, field.name))
+                    family.add_metric([status.card.id, engine_id], getattr(stats, field))
             yield family
+        for name, (bounds, text) in _HISTOGRAMS.items():
+            histogram = HistogramMetricFamily(f"noria_engine_{name}", text, labels=["model", "engine"])
+            for status in models:
+                for engine_id, stats in status.engines.items():
+                    counts = getattr(stats, name)
+                    if len(counts) != len(bounds) + 1:  # an engine of another version
+                        continue
+                    steps = zip((*map(float, bounds), "+Inf"), accumulate(counts), strict=True)
+                    histogram.add_metric(
+                        [status.card.id, engine_id],
+                        [(str(bound), count) for bound, count in steps],
+                        getattr(stats, f"{name}_sum"),
+                    )
+            yield histogram
 
 
 class GatewayMetrics:

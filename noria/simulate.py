@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from noria.costs import BadCosts, CostModel
 from noria.engine.scheduling.policy import POLICIES
 from noria.options import BadSetting
-from noria.simulation import CostModel, Engine, Workload, simulate
+from noria.replay import Workload
+from noria.simulation import Engine, simulate
 
 LOADS = (0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.2)
 """Default loads, as shares of what a full batch could serve."""
@@ -32,23 +35,40 @@ def simulate_command(
     requests: Annotated[int, typer.Option(min=1, help="Requests in each run.")] = 300,
     prompt: Annotated[tuple[int, int], typer.Option(help="Prompt tokens, uniform.")] = (32, 512),
     output: Annotated[tuple[int, int], typer.Option(help="Output tokens, uniform.")] = (1, 128),
-    max_tokens: Annotated[int, typer.Option(min=0, help="Asked for by clients; 0: exactly the output.")] = 0,
+    ask_max_tokens: Annotated[
+        int, typer.Option(min=0, help="max_tokens that clients ask for; 0: exactly what they get, as in the paper.")
+    ] = 512,
     max_batch_size: Annotated[int, typer.Option(min=1, help="Requests in one iteration at most.")] = 16,
     max_batch_tokens: Annotated[int, typer.Option(min=1, help="Token budget of one iteration.")] = 512,
-    kv_blocks: Annotated[int, typer.Option(min=1, help="Blocks of the KV memory.")] = 1024,
+    max_chunk_tokens: Annotated[
+        int, typer.Option(min=0, help="Prompt tokens beside running streams in one iteration; 0: the whole budget.")
+    ] = 32,
+    kv_blocks: Annotated[int, typer.Option(min=1, help="Blocks of the KV memory.")] = 384,
     block_size: Annotated[int, typer.Option(min=1, help="Tokens in one block.")] = 16,
-    iteration_ms: Annotated[float, typer.Option(min=0, help="Cost of an iteration.")] = 47.0,
-    decode_row_ms: Annotated[float, typer.Option(min=0, help="Cost of a decoding row.")] = 8.0,
-    prompt_token_ms: Annotated[float, typer.Option(min=0, help="Cost of a prompt token.")] = 2.5,
-    kv_token_us: Annotated[float, typer.Option(min=0, help="Cost of a token of context read, in microseconds.")] = 5.0,
+    costs: Annotated[
+        Path | None,
+        typer.Option(help="What iterations cost, from `noria trace --fit-costs`. (default: the demo model)"),
+    ] = None,
+    iteration_ms: Annotated[float | None, typer.Option(min=0, help="Cost of an iteration.")] = None,
+    decode_row_ms: Annotated[float | None, typer.Option(min=0, help="Cost of a decoding row.")] = None,
+    prompt_token_ms: Annotated[float | None, typer.Option(min=0, help="Cost of a prompt token.")] = None,
+    kv_token_us: Annotated[
+        float | None, typer.Option(min=0, help="Cost of a token of context that a decoding row reads, microseconds.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of lengths and arrivals.")] = 0,
     plot: Annotated[Path | None, typer.Option(help="Draw latency against throughput into this PNG.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here.")] = None,
 ) -> int:
     """Compare the scheduling policies on a simulated engine: latency against load."""
-    cost = CostModel(iteration_ms / 1e3, decode_row_ms / 1e3, prompt_token_ms / 1e3, kv_token_us / 1e6)
-    workload = Workload(requests, prompt, output, max_tokens, seed)
-    engine = Engine(max_batch_size, max_batch_tokens, kv_blocks, block_size)
+    cost = _cost(
+        costs,
+        iteration=(iteration_ms, 1e-3),
+        decode_row=(decode_row_ms, 1e-3),
+        prompt_token=(prompt_token_ms, 1e-3),
+        kv_token=(kv_token_us, 1e-6),
+    )
+    workload = Workload(requests, prompt, output, ask_max_tokens, seed)
+    engine = Engine(max_batch_size, max_batch_tokens, max_chunk_tokens, kv_blocks, block_size)
     _check(engine, workload, cost, rate)
     if plot is not None and find_spec("matplotlib") is None:
         raise BadSetting("--plot needs matplotlib: pip install matplotlib")
@@ -65,6 +85,15 @@ def simulate_command(
     if plot is not None:
         draw(summaries, plot)
     return 0
+
+
+def _cost(file: Path | None, **given: tuple[float | None, float]) -> CostModel:
+    """The file's costs, or the demo model's, with those given in their stead: each a figure and its unit in seconds."""
+    try:
+        cost = CostModel() if file is None else CostModel.load(file)
+    except BadCosts as error:
+        raise BadSetting(f"--costs {error}") from None
+    return replace(cost, **{name: value * unit for name, (value, unit) in given.items() if value is not None})
 
 
 def _check(engine: Engine, workload: Workload, cost: CostModel, rates: Sequence[float] | None) -> None:
@@ -84,9 +113,9 @@ def _check(engine: Engine, workload: Workload, cost: CostModel, rates: Sequence[
 def table_of(summaries: Sequence[dict[str, Any]]) -> Table:
     """The figures for a terminal: one block of rows per load."""
     legend = "ms/tok: latency over output tokens; first s: until the first token; medians, each with its p99"
-    table = Table(title="latency against load", caption=legend)
-    for heading in ("req/s", "policy", "ms/tok", "p99 ms", "first s", "p99 s", "tok/s", "rows", "evicted"):
-        table.add_column(heading, justify="left" if heading == "policy" else "right")
+    table = Table(title="latency against load", caption=legend, box=box.SIMPLE)
+    for heading in ("req/s", "policy", "ms/tok", "p99", "first s", "p99", "tok/s", "rows", "KV %", "evicted"):
+        table.add_column(heading, justify="left" if heading == "policy" else "right", no_wrap=True)
     for summary in summaries:
         table.add_row(
             f"{summary['rate']:.3f}",
@@ -97,6 +126,7 @@ def table_of(summaries: Sequence[dict[str, Any]]) -> Table:
             f"{summary['time_to_first_token_p99']:.2f}",
             f"{summary['tokens_per_second']:.1f}",
             f"{summary['mean_batch_size']:.1f}",
+            f"{100 * summary['kv_mean']:.0f}",
             str(summary["num_preemptions"]),
             end_section=summary["policy"] == list(POLICIES)[-1],
         )

@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from noria.costs import BadCosts, fit
 from noria.options import BadSetting
 from noria.trace_file import BadTrace, Trace, read, summarise
 from noria.trace_picture import draw
@@ -33,6 +34,9 @@ def trace_command(
     last: Annotated[int | None, typer.Option(min=0, help="Last iteration. (default: the end)")] = None,
     by_time: Annotated[bool, typer.Option("--by-time", help="Seconds on the x axis, not iterations.")] = False,
     title: Annotated[str, typer.Option(help="Above the picture.")] = "",
+    fit_costs: Annotated[
+        Path | None, typer.Option(help="Write what iterations cost here, for `noria simulate --costs`.")
+    ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures here.")] = None,
 ) -> int:
     """Show an engine's iteration log: who was in the batch, and what iterations took."""
@@ -40,8 +44,12 @@ def trace_command(
         raise BadSetting(f"--output {output}: must end in {' or '.join(FORMATS)}")
     if output is not None and find_spec("matplotlib") is None:
         raise BadSetting("--output needs matplotlib: pip install matplotlib")
+    if fit_costs is not None and find_spec("numpy") is None:
+        raise BadSetting("--fit-costs needs numpy: pip install numpy")
     traces = [_part(path, first, last) for path in files]
     Console().print(table_of(files, traces))
+    if fit_costs is not None:
+        _fit(traces, fit_costs)
     if json_file is not None:
         figures = {str(path): asdict(summarise(trace)) for path, trace in zip(files, traces, strict=True)}
         json_file.write_text(json.dumps(figures, indent=2) + "\n")
@@ -60,6 +68,20 @@ def _part(path: Path, first: int, last: int | None) -> Trace:
     if not trace.iterations:
         raise BadSetting(f"--first {first}: {path} has {count} iterations")
     return trace
+
+
+def _fit(traces: Sequence[Trace], file: Path) -> None:
+    try:
+        found = fit(traces)
+    except BadCosts as error:
+        raise BadSetting(f"--fit-costs: {error}") from None
+    about = {**asdict(found), "model": traces[0].start.model}
+    del about["cost"]
+    found.cost.save(file, **about)
+    Console(highlight=False).print(
+        f"costs of {found.num_iterations} iterations ({found.num_left_out} left out): median error "
+        f"{100 * found.error:.0f} %, {100 * found.held_up:.0f} % of the time held up"
+    )
 
 
 def table_of(files: Sequence[Path], traces: Sequence[Trace]) -> Table:

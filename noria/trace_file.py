@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from noria.engine.trace import TraceIteration, TraceLine, TraceRequest, TraceStart, decode_line
-from noria.simulation import percentile
+from noria.replay import percentile
 
 
 class BadTrace(ValueError):

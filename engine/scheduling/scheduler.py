@@ -27,9 +27,10 @@ class Scheduler:
     plan's rows sampled. With pipeline stages one plan per stage is out at once; a request is in one of them at most,
     and plans complete in the order of their selection.
 
-    `max_batch_tokens` bounds the tokens of an iteration where the policy cuts prompts; one that reads prompts whole
-    goes past it. The first running request steps, or somebody who is never preempted again does, and whoever stands
-    first always fits an empty pool, so `select` gives a plan whenever a request is here and none is in flight.
+    Where the policy cuts prompts, `max_batch_tokens` bounds the tokens of an iteration, and `max_chunk_tokens` (0: the
+    same) those of prompts in an iteration in which somebody decodes and would wait for them. The first running request
+    steps, or somebody who is never preempted again does, and whoever stands first always fits an empty pool, so
+    `select` gives a plan whenever a request is here and none is in flight.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Scheduler:
         max_batch_size: int,
         max_batch_tokens: int,
         max_model_len: int,
+        max_chunk_tokens: int = 0,
         num_stages: int = 1,
         max_draft: int = 0,
     ) -> None:
@@ -47,6 +49,7 @@ class Scheduler:
         self.kv = kv
         self.max_batch_size = min(max_batch_size, max_batch_tokens)  # every row has a token
         self.max_batch_tokens = max_batch_tokens
+        self.max_chunk_tokens = max_chunk_tokens or max_batch_tokens
         self.max_model_len = max_model_len
         self.max_draft = max_draft  # guessed tokens of one row at most; 0: no speculation
         self.speculation = SpeculationCounts()
@@ -211,6 +214,8 @@ class Scheduler:
     def _read_on(self, reading: list[Request], rows: list[BatchRow], num_decodes: int, budget: int) -> int:
         """Go on with the prompts of admitted requests; returns the tokens left for others. One that has to wait left
         no tokens or no rows, so nobody overtakes it by being admitted."""
+        if num_decodes:
+            budget = min(budget, self.max_chunk_tokens)
         for request in reading[: self.max_batch_size - num_decodes]:
             budget -= self._append_chunk(request, rows, budget)
         return budget

@@ -176,8 +176,13 @@ class TokenizerFiles(msgspec.Struct, frozen=True):
     special_tokens: dict[str, str] = {}  # further names that a template may use, e.g. pad_token
 
 
+ITERATION_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+ITERATION_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+"""Upper bounds of the buckets in which engines count their iterations; one more bucket holds what is above."""
+
+
 class EngineStats(msgspec.Struct, frozen=True):
-    """Gauges and counters of one engine since its start, as published for /metrics."""
+    """Gauges, counters and histograms of one engine since its start, as published for /metrics."""
 
     running: int = 0  # admitted requests
     waiting: int = 0  # claimed from the queue, not yet admitted, or preempted
@@ -197,7 +202,12 @@ class EngineStats(msgspec.Struct, frozen=True):
     accepted_tokens_total: int = 0  # guessed right
     requests_finished_total: int = 0
     requests_failed_total: int = 0
-    step_seconds_total: float = 0.0
+    iteration_seconds: tuple[int, ...] = (0,) * (len(ITERATION_SECONDS) + 1)  # iterations by bucket
+    iteration_seconds_sum: float = 0.0
+    iteration_rows: tuple[int, ...] = (0,) * (len(ITERATION_ROWS) + 1)
+    iteration_rows_sum: int = 0
+    select_seconds_total: float = 0.0  # the scheduler's choice of rows
+    exchange_seconds_total: float = 0.0  # with the store, waiting for work left out
     draining: bool = False  # it claims nothing more and will go
     grammars_compiled_total: int = 0
     grammars_failed_total: int = 0  # refused, or cut off at a limit

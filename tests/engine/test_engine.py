@@ -143,3 +143,6 @@ async def test_gauges_fall_to_zero_when_idle(client: Client, engine: RunningEngi
         assert time.monotonic() < until, stats
         time.sleep(0.05)
     assert stats.prompt_tokens_total == 1 and stats.requests_finished_total == 1 and stats.iterations_total >= 8
+    assert sum(stats.iteration_seconds) == sum(stats.iteration_rows) == stats.iterations_total
+    assert stats.iteration_rows_sum >= 8 and 0 < stats.select_seconds_total < stats.iteration_seconds_sum
+    assert stats.exchange_seconds_total > 0

@@ -43,8 +43,9 @@ def test_a_plot_or_a_line_that_says_what_is_missing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--kv-blocks", "10"), "--kv-blocks 10: a request may have 640 tokens"),
+        (("--kv-blocks", "10"), "--kv-blocks 10: a request may have 1024 tokens"),
         (("--rate", "nan"), "--rate nan: must be more than 0"),
+        (("--costs", "absent.json"), "--costs absent.json: "),
         (("--prompt", "9", "3"), "--prompt 9 3: 0 < shortest <= longest"),
     ],
 )

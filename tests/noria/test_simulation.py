@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from noria.costs import CostModel
 from noria.engine.scheduling.policy import POLICIES
 from noria.engine.scheduling.request import Request
-from noria.simulation import Arrival, CostModel, Engine, Result, Workload, percentile, simulate
+from noria.replay import Arrival, Result, Workload, percentile
+from noria.simulation import Engine, simulate
 
 ENGINE, COST = Engine(), CostModel()
 WORKLOAD = Workload(num_requests=80)
@@ -26,7 +28,8 @@ def test_every_request_is_served_once_and_in_full(policy: str) -> None:
     assert sorted(served.arrival.name for served in result.served) == sorted(arrival.name for arrival in coming)
     for served in result.served:
         assert served.num_output == served.arrival.output
-        assert served.arrival.seconds < served.first_token <= served.end <= result.seconds
+        assert served.arrival.seconds < served.token_times[0] <= served.end <= result.seconds
+        assert served.token_times == sorted(served.token_times)
     assert result.num_rows >= sum(arrival.output for arrival in coming)
 
 
@@ -57,18 +60,24 @@ def test_paged_runs_more_at_once_where_clients_ask_for_more_than_they_get() -> N
 
 def test_preemption_does_not_eat_what_it_gains() -> None:
     """A pool that is short all the time: the work done twice stays a small part."""
-    engine = replace(ENGINE, num_blocks=128)
+    engine = replace(ENGINE, num_blocks=128, max_chunk_tokens=0)
     paged, orca = run("paged", engine=engine).summary(), run("orca", engine=engine).summary()
     assert paged["num_preemptions"] > 0
     assert paged["tokens_per_second"] > 0.95 * orca["tokens_per_second"]
 
 
+def test_short_chunks_keep_running_streams_going() -> None:
+    whole, short = (run("paged", engine=replace(ENGINE, max_chunk_tokens=chunk)).summary() for chunk in (0, 32))
+    assert short["inter_token_p99"] < 0.3 * whole["inter_token_p99"]
+    assert short["tokens_per_second"] > 0.75 * whole["tokens_per_second"], "what it costs under overload"
+
+
 def test_an_iteration_costs_the_sum_of_its_parts() -> None:
     scheduler = ENGINE.scheduler("orca")
     scheduler.add(Request("r", [1] * 100, 100, 2))
-    cost = CostModel(iteration=1.0, decode_row=0.5, prompt_token=0.01, kv_token=0.001)
+    cost = CostModel(iteration=1.0, decode_row=0.5, prompt_token=0.01, kv_token=0.001, prompt_pair=1e-5)
     prefill = scheduler.select()
-    assert prefill is not None and cost.seconds(prefill) == pytest.approx(1 + 100 * 0.01 + 100 * 0.001)
+    assert prefill is not None and cost.seconds(prefill) == pytest.approx(1 + 100 * 0.01 + 5050 * 1e-5)
     scheduler.complete(prefill, [[1]])
     decode = scheduler.select()
     assert decode is not None and cost.seconds(decode) == pytest.approx(1 + 0.5 + 101 * 0.001)

@@ -21,6 +21,7 @@ def shapes(policy: str) -> st.SearchStrategy[Shape]:
         max_batch_size=st.sampled_from([2, 1, 3, 5]),
         max_batch_tokens=st.sampled_from([6, 1, 3, 12]),
         max_draft=st.sampled_from([0, 3, 5, 1]),
+        max_chunk_tokens=st.sampled_from([0, 2, 4]),
     )
 
 

@@ -17,12 +17,19 @@ def scheduler_of(
     block_size: int = 4,
     batch: int = 4,
     tokens: int = 64,
+    chunk: int = 0,
     cache: bool = False,
     stages: int = 1,
 ) -> Scheduler:
     kv = KVBlocks(num_blocks, block_size, prefix_cache=cache)
     return Scheduler(
-        POLICIES[policy], kv, max_batch_size=batch, max_batch_tokens=tokens, max_model_len=1000, num_stages=stages
+        POLICIES[policy],
+        kv,
+        max_batch_size=batch,
+        max_batch_tokens=tokens,
+        max_chunk_tokens=chunk,
+        max_model_len=1000,
+        num_stages=stages,
     )
 
 

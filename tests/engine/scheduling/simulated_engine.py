@@ -53,6 +53,7 @@ class Shape:
     max_batch_size: int
     max_batch_tokens: int
     max_draft: int = 0
+    max_chunk_tokens: int = 0
 
     def build(self) -> Scheduler:
         return Scheduler(
@@ -60,6 +61,7 @@ class Shape:
             KVBlocks(self.num_blocks, self.block_size, self.prefix_cache),
             max_batch_size=self.max_batch_size,
             max_batch_tokens=self.max_batch_tokens,
+            max_chunk_tokens=self.max_chunk_tokens,
             max_model_len=1000,
             num_stages=self.num_stages,
             max_draft=self.max_draft,
@@ -148,6 +150,9 @@ class SimulatedEngine:
         assert len({id(r) for r in flying + requests}) == len(flying) + len(requests), "a request is twice in flight"
         assert 0 < len(batch.rows) <= shape.max_batch_size
         assert policy.whole_prompts or batch.num_tokens <= shape.max_batch_tokens
+        read = sum(row.num_tokens for row in batch.rows if not row.is_decode)
+        beside = shape.max_chunk_tokens if batch.num_decode_rows else 0
+        assert policy.whole_prompts or not beside or read <= beside
         assert len(self.scheduler.running) <= shape.max_batch_size * shape.num_stages
         decodes = [row.is_decode for row in batch.rows]
         assert decodes == sorted(decodes, reverse=True)

@@ -66,7 +66,7 @@ def test_engine_figures_are_shown_per_engine(client, engine, launch):
         lambda: samples(client.get("/metrics").text)["noria_engine_generation_tokens_total"] == engine.generated, 5
     )
     text = client.get("/metrics").text
-    assert re.search(r'noria_engine_kv_blocks_total\{engine="\w+",model="tiny"\} 99.0', text)
+    assert re.search(r'noria_engine_kv_blocks\{engine="\w+",model="tiny"\} 99.0', text)
     assert 'noria_queue_depth{class="flex",model="tiny"} 0.0' in text
     assert 'noria_gateway_requests_total{endpoint="completions",status="200"}' in text
 
