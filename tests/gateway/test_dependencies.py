@@ -88,7 +88,7 @@ def test_unknown_routes_and_methods_have_the_envelope(client):
     for method, path, status in (
         ("GET", "/nope", 404),
         ("POST", "/v1/nope", 404),
-        ("GET", CHAT, 405),
+        ("GET", "/v1/completions", 405),
         ("PUT", "/v1/models", 405),
     ):
         response = client.request(method, path)
