@@ -10,23 +10,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from pydantic import Field
 
 from noria.gateway.dependencies import ServicesDep, TenantDep, json_object
 from noria.gateway.endpoints.listing import json, listed, page, unknown_cursor
 from noria.gateway.errors import InvalidRequest
-from noria.gateway.schemas.metadata import Metadata
-from noria.gateway.schemas.strict import RequestBody, parse
+from noria.gateway.schemas.metadata import StoredChange
+from noria.gateway.schemas.strict import parse
 
 router = APIRouter()
 
 _METADATA = re.compile(r"metadata\[(.{1,64})\]\Z", re.DOTALL)
 
 _PAGED = ("limit", "order", "after")
-
-
-class _Update(RequestBody):
-    metadata: Metadata = Field(default={})
 
 
 @router.get("/chat/completions")
@@ -64,7 +59,7 @@ async def update_stored_completion(
     if "metadata" not in given:
         message = "Missing required parameter: 'metadata'."
         raise InvalidRequest(message, param="metadata", code="missing_required_parameter")
-    body = parse(_Update, given)
+    body = parse(StoredChange, given)
     return json(await services.completions.replace_metadata(tenant.id, completion_id, body.metadata))
 
 

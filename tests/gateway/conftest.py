@@ -109,8 +109,8 @@ class ScriptedEngine(threading.Thread):
         self.logprob: Callable[[GenerationRequest], float] = lambda _: -0.25  # of every token
         self.pace = 0.0
         self.fail_with: str | None = None
-        self.fail_param: str | None = None  # the client's field that the failure is blamed on
         self.draining = False
+        self.fail_param: str | None = None  # the client's field that the failure is blamed on
         self.seen: list[Claimed] = []
         self.cancelled: list[str] = []
         self.running: dict[str, tuple[Claimed, list[int], int]] = {}
