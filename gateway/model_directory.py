@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from noria.engine.wire.broker import BrokerUnavailable, GatewayBroker, ModelStatus
+from noria.engine.wire.broker import BrokerUnavailable, GatewayBroker, ModelStatus, StoreFault
 from noria.engine.wire.messages import ModelCard, TokenizerFiles
 from noria.engine.wire.token_bytes import UnsupportedTokenizer
 from noria.engine.wire.tokenizer import Tokenizer
@@ -55,7 +55,7 @@ class ModelDirectory:
                     found = {status.card.id: status for status in await self._broker.models()}
                 for status in found.values():
                     await self._load(status)
-            except BrokerUnavailable as error:
+            except (BrokerUnavailable, StoreFault) as error:
                 self.fresh, self.trouble = False, str(error)
             except TimeoutError:
                 self.fresh, self.trouble = False, "the store does not answer in time"
@@ -67,7 +67,7 @@ class ModelDirectory:
         """The model of that name or alias, live or not. Raises `ModelNotFound`, or `Overloaded` while nothing is known
         of it but its name."""
         status = self.find(name)
-        if status is None or not status.engines:
+        if status is None or not status.takes_requests:
             await self.refresh()
             status = self.find(name)
         if status is None:
@@ -82,11 +82,11 @@ class ModelDirectory:
         return model
 
     def require_live(self, model: ServedModel) -> None:
-        """Raises `Overloaded` where a new request would find no engine, or no store."""
+        """Raises `Overloaded` where a new request would find no engine that claims it, or no store."""
         if not self.fresh:
             raise Overloaded(STORE_AWAY, retry_after=2)
         status = self.models.get(model.card.id)
-        if status is None or not status.engines:
+        if status is None or not status.takes_requests:
             raise Overloaded(_NO_ENGINE, retry_after=2)
 
     def find(self, name: str) -> ModelStatus | None:
@@ -94,16 +94,16 @@ class ModelDirectory:
         if name in self.models:
             return self.models[name]
         named = [status for status in self.models.values() if name in status.card.aliases]
-        # An alias may move from one pool to another: one with engines serves, and of several the oldest.
-        return min(named, key=lambda s: (not s.engines, s.card.created, s.card.id), default=None)
+        # An alias may move from one pool to another: one that takes requests serves, and of several the oldest.
+        return min(named, key=lambda s: (not s.takes_requests, s.card.created, s.card.id), default=None)
 
     def models_now(self) -> list[ModelStatus]:
         """The last snapshot."""
         return list(self.models.values())
 
     def live(self) -> list[ModelStatus]:
-        """Models with at least one engine whose lease is live, oldest first."""
-        ready = [s for s in self.models.values() if s.engines and s.card.id in self._served]
+        """Models that a new request can use, oldest first: an engine claims, its tokenizer is known."""
+        ready = [s for s in self.models.values() if s.takes_requests and s.card.id in self._served]
         return sorted(ready, key=lambda status: (status.card.created, status.card.id))
 
     async def _load(self, status: ModelStatus) -> None:

@@ -10,11 +10,15 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
-from noria.engine.wire.broker import BrokerUnavailable, GatewayBroker, QueueFull, TenantQueueFull
+import structlog
+
+from noria.engine.wire.broker import BrokerUnavailable, GatewayBroker, QueueFull, StoreFault, TenantQueueFull
 from noria.engine.wire.messages import GenerationRequest, ModelCard
-from noria.gateway.errors import STORE_AWAY, GatewayError, Overloaded, RateLimited
+from noria.gateway.errors import STORE_AWAY, UNEXPECTED, GatewayError, Overloaded, RateLimited
 from noria.gateway.pump import FramePump, FrameSink
 from noria.gateway.tickets import Ticket
+
+log = structlog.get_logger(__name__)
 
 _QUEUE_FULL = "The queue of this model is full. Please try again."
 _TENANT_FULL = "You have too many requests waiting for this model. Please try again."
@@ -157,6 +161,10 @@ class Followed:
                 return
             except KeyError:
                 self._lost = self._ticket.gone()
+                break
+            except StoreFault:
+                log.exception("a log cannot be read", request=request_id)
+                self._lost = UNEXPECTED
                 break
             except BrokerUnavailable:
                 now = time.monotonic()

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import structlog
 
-from noria.engine.wire.broker import BrokerUnavailable, GatewayBroker
+from noria.engine.wire.broker import BrokerUnavailable, GatewayBroker, StoreFault
 from noria.engine.wire.messages import TokenFrame
 
 log = structlog.get_logger(__name__)
@@ -91,4 +91,7 @@ class FramePump:
                 return await work()
             except BrokerUnavailable:
                 await asyncio.sleep(0.2 * 2 ** min(attempt, 5))
+            except StoreFault:
+                log.exception("an errand failed", errand=name)
+                return
         log.warning("an errand was lost: the store is away", errand=name)

@@ -13,7 +13,13 @@ from noria.gateway.errors import UnsupportedParameter
 from noria.gateway.model_directory import ServedModel
 from noria.gateway.text.chat_template import ChatTemplate
 from noria.gateway.text.parsers.catalog import TOOL_FORMATS, ParserPlan, reasoning_format_of, tool_format_of
-from noria.gateway.tool_grammar import GRAMMAR_FORMATS, forced_grammar, free_grammar
+from noria.gateway.tool_grammar import (
+    GRAMMAR_FORMATS,
+    content_grammar,
+    either_grammar,
+    forced_grammar,
+    free_grammar,
+)
 from noria.gateway.tools import Choice, Tools
 
 
@@ -30,24 +36,25 @@ class Reading:
         return frozenset(control[marker] for marker in markers if marker in control)
 
 
-def reading(model: ServedModel, tools: Tools | None, *, opened: bool) -> Reading:
-    """How to read a model's answers. `opened`: the prompt ends inside thoughts. Raises UnsupportedParameter where the
-    model's calls are not read."""
+def reading(model: ServedModel, tools: Tools | None, content: Grammar | None, *, opened: bool) -> Reading:
+    """How to read a model's answers. `content` is what the client wants their text to match; `opened`: the prompt ends
+    inside thoughts. Raises UnsupportedParameter where the model's calls are not read."""
     card, template, control = model.card, model.template, model.tokenizer.control_tokens
     if template is None:
-        return Reading()
+        return Reading(grammar=content)
     thoughts = reasoning_format_of(template.source) if card.reasoning_parser == "auto" else card.reasoning_parser
     if tools is None or tools.choice is Choice.NONE:
-        return Reading(None if thoughts == "none" else ParserPlan(thoughts, opened))
+        held = content and content_grammar(content, opened=opened if thoughts == "think" else None)
+        return Reading(None if thoughts == "none" else ParserPlan(thoughts, opened), held)
     form = _tool_format(card, template)
     param = "functions" if tools.legacy else "tools"
     schemas = {function.name: function.schema for function in tools.callable_functions}
     bound = form in GRAMMAR_FORMATS and not any(marker in control for marker in TOOL_FORMATS[form].markers)
     one = tools.choice is Choice.NAMED or tools.parallel is False
+    inside = opened if thoughts == "think" else None
     if not tools.forced:
         plan = ParserPlan(thoughts, opened, form, schemas, 1 if one else None)
-        held = free_grammar(form, tools.callable_functions, many=not one, param=param) if bound else None
-        return Reading(plan, held)
+        return Reading(plan, _free(form, tools, content, param, many=not one, bound=bound, opened=inside))
     if not bound or not template.traits.tools:
         form = "json"  # short, and any model can be held to it
     if thoughts == "harmony":
@@ -62,6 +69,26 @@ def reading(model: ServedModel, tools: Tools | None, *, opened: bool) -> Reading
         param=param,
     )
     return Reading(ParserPlan(thoughts, opened, form, schemas, 1 if one else None), grammar)
+
+
+def _free(
+    form: str,
+    tools: Tools,
+    content: Grammar | None,
+    param: str,
+    *,
+    many: bool,
+    bound: bool,
+    opened: bool | None,
+) -> Grammar | None:
+    """What holds a model that may call or not."""
+    functions = tools.callable_functions
+    if content is None:
+        return free_grammar(form, functions, many=many, param=param) if bound else None
+    if not bound:  # such calls are no text to a grammar: what the text must be goes before
+        return content_grammar(content, opened=opened)
+    calls = forced_grammar(form, functions, many=many, opened=None, param=param)
+    return either_grammar(content, calls, opened=opened)
 
 
 def _tool_format(card: ModelCard, template: ChatTemplate) -> str:

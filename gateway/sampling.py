@@ -46,12 +46,14 @@ def sampling_params(
         ignore_eos=request.ignore_eos,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
+        grammar=request.grammar,
     )
 
 
 def text_options(model: ServedModel, request: SamplingFields, *, logprobs: bool) -> TextOptions:
     """The text conditions of every choice. What stops an answer is no part of it unless it is asked for."""
-    eos = () if request.ignore_eos else model.card.eos_token_ids
+    # A fulfilled grammar ends an answer whatever else is asked for.
+    eos = () if request.ignore_eos and request.grammar is None else model.card.eos_token_ids
     ends = () if request.include_stop_str_in_output else (*eos, *request.stop_token_ids)
     return TextOptions(
         stop=tuple(dict.fromkeys(request.stop)),

@@ -11,6 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from noria.engine.wire.messages import Grammar
+from noria.gateway.errors import InvalidRequest
+from noria.gateway.grammars.errors import Unsupported
+from noria.gateway.grammars.json_schema import enforceable
+from noria.gateway.grammars.structural_tags import as_form, json_form
 from noria.gateway.text.parsers.thinking import CLOSE, OPEN
 from noria.gateway.tools import Function
 
@@ -79,9 +83,33 @@ def free_grammar(form: str, functions: Sequence[Function], *, many: bool, param:
     return _grammar(form_of_all, param)
 
 
+def content_grammar(content: Grammar, *, opened: bool | None) -> Grammar:
+    """The client's own grammar, behind thoughts if the model has any (`opened` as above)."""
+    return content if opened is None else _grammar(_sequence(_thoughts(opened=opened), as_form(content)), content.param)
+
+
+def either_grammar(content: Grammar, calls: Grammar, *, opened: bool | None) -> Grammar:
+    """The client's own grammar, or calls and nothing else; `calls` without thoughts."""
+    choice = _either([as_form(content), as_form(calls)])
+    return _grammar(choice if opened is None else _sequence(_thoughts(opened=opened), choice), content.param)
+
+
 def _arguments(function: Function, spelling: _Spelling, *, loose: bool = False) -> Form:
     schema = _ANY_OBJECT if loose else function.schema
-    return {"type": "json_schema", "json_schema": schema, "style": spelling.style}
+    if spelling.style == "json":
+        schema = _enforceable(schema, function)
+    return json_form(schema, spelling.style)
+
+
+def _enforceable(schema: Any, function: Function) -> Any:
+    """The schema as an engine enforces it. Of a function that is not strict, any object where it cannot be."""
+    try:
+        return enforceable(schema)
+    except Unsupported as error:
+        if function.strict:
+            message = f"Invalid schema for function '{function.name}': {error}."
+            raise InvalidRequest(message, param="tools", code="invalid_function_parameters") from None
+        return {"type": "object", "additionalProperties": True}
 
 
 def _thoughts(*, opened: bool) -> Form:

@@ -31,7 +31,7 @@ from noria.supervisor import EXIT_CONFIGURATION, EXIT_FAILED, Supervisor
 
 ENGINE_MARGIN = 15.0  # on top of the engine's own time to drain: to end an iteration and hand its requests back
 STORE_STOP_SECONDS = 10.0  # to write its file
-GATEWAY_MARGIN = 5.0  # on top of the gateway's own time for open answers
+GATEWAY_MARGIN = 15.0  # on top of the gateway's own time for open answers: last words, also to a store that hangs
 PROBE_INTERVAL = 0.25
 REMIND_INTERVAL = 30.0
 

@@ -206,6 +206,8 @@ HOMES = {
         "gateway/server.py",
         # The ASGI layers beneath them: those that every request goes through, and the writer of event streams.
         "gateway/http/",
+        "gateway/reference.py",
+        "noria/api_page.py",
         "gateway/answering.py",
         "gateway/streaming.py",
     ),

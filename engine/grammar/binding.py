@@ -14,6 +14,7 @@ import re
 import sys
 import types
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from noria.engine.wire.messages import Grammar
@@ -48,38 +49,54 @@ def core() -> Any:
     return importlib.import_module("xgrammar.tvm_ffi_binding._ffi_api")
 
 
-def tokenizer_info(vocabulary: Sequence[bytes], stop_token_ids: Sequence[int]) -> Any:
-    """The tables of a model whose id i adds `vocabulary[i]` to the text. Ids of no bytes are never allowed, but for the
-    stop tokens, which come once a grammar is fulfilled."""
+@dataclass(frozen=True, slots=True)
+class Compilers:
+    """Compilers of one model: `json` knows no token with a raw control character but the ends of lines, since xgrammar
+    lets them through in strings of bounded length, where JSON forbids them."""
+
+    text: Any
+    json: Any
+
+
+def tables(vocabulary: Sequence[bytes], stop_token_ids: Sequence[int]) -> tuple[Any, Any]:
+    """xgrammar's tables of a model whose id i adds `vocabulary[i]` to the text, for `Compilers.text` and `.json`. Ids
+    of no bytes are never allowed, but for the stop tokens, which come once a grammar is fulfilled."""
+    clean = [b"" if _RAW_CONTROL.search(token) else token for token in vocabulary]
     raw = 0
-    return core().TokenizerInfo(list(vocabulary), raw, len(vocabulary), list(stop_token_ids), False)
+    text, json_ = (
+        core().TokenizerInfo(list(tokens), raw, len(tokens), list(stop_token_ids), False)
+        for tokens in (vocabulary, clean)
+    )
+    return text, json_
 
 
-def read_tokenizer_info(text: str) -> Any:
+def read_tables(texts: Sequence[str]) -> list[Any]:
     """The tables from their `serialize_json`."""
-    return core().TokenizerInfo.deserialize_json(text)
+    return [core().TokenizerInfo.deserialize_json(text) for text in texts]
 
 
-def new_compiler(info: Any) -> Any:
-    return core().GrammarCompiler(info, 1, False, -1, False)
+def new_compilers(infos: Sequence[Any]) -> Compilers:
+    return Compilers(*(core().GrammarCompiler(info, 1, False, -1, False) for info in infos))
 
 
-def compiled(compiler: Any, grammar: Grammar) -> Any:
+def compiled(compilers: Compilers, grammar: Grammar) -> Any:
     """The compiled form of `grammar`. Raises GrammarError."""
     kind, text = grammar.kind, grammar.text
     try:
         if kind == "json_schema":
-            return compiler.compile_json_schema(text, True, None, None, True, MAX_WHITESPACE, False)
+            return compilers.json.compile_json_schema(text, True, None, None, True, MAX_WHITESPACE, False)
         if kind == "json_object":
-            return compiler.compile_json_schema('{"type":"object"}', True, None, None, False, MAX_WHITESPACE, False)
+            free = '{"type":"object"}'
+            return compilers.json.compile_json_schema(free, True, None, None, False, MAX_WHITESPACE, False)
         if kind == "regex":
-            return compiler.compile_regex(text)
+            return compilers.text.compile_regex(text)
         if kind == "ebnf":
-            return compiler.compile_grammar_from_strings(text, "root")
+            return compilers.text.compile_grammar_from_strings(text, "root")
         if kind == "choice":
-            return compiler.compile_structural_tag(_choice(text))
+            return compilers.text.compile_structural_tag(_choice(text))
         if kind == "structural_tag":
-            return compiler.compile_structural_tag(text)
+            counts = '"minLength"' in text or '"maxLength"' in text
+            return (compilers.json if counts else compilers.text).compile_structural_tag(text)
     except MemoryError:
         raise
     except Exception as error:  # the library raises several kinds, some of them by names of its own
@@ -99,6 +116,7 @@ def _choice(text: str) -> str:
     return json.dumps({"type": "structural_tag", "format": {"type": "or", "elements": options}})
 
 
+_RAW_CONTROL = re.compile(rb"[\x00-\x09\x0b\x0c\x0e-\x1f]")
 _PLACE = re.compile(r"^(\[[\d:]+\] )?(\S+:\d+: )?(Check failed: .*? is false: *)?")
 
 

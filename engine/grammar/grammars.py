@@ -14,7 +14,6 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 from noria.engine.grammar import binding
 from noria.engine.grammar.binding import GrammarError
@@ -64,11 +63,11 @@ class Grammars:
         self._cache: OrderedDict[tuple[str, str], Future[CompiledGrammar]] = OrderedDict()
         self._filler = MaskFiller()
         self._provers = [Prover(self._setup) for _ in range(NUM_PROVERS)]
-        self._free: queue.SimpleQueue[Prover] = queue.SimpleQueue()
+        self._free: queue.LifoQueue[Prover] = queue.LifoQueue()  # so that a second process starts only for two at once
         for prover in self._provers:
             self._free.put(prover)
-        self._lock = threading.Lock()  # of the compiler's making, and of the counts
-        self._compiler: Any = None
+        self._lock = threading.Lock()  # of the compilers' making, and of the counts
+        self._compilers: binding.Compilers | None = None
         self._pool = ThreadPoolExecutor(NUM_PROVERS, thread_name_prefix="noria-grammar", initializer=_be_nice)
 
     @property
@@ -124,9 +123,9 @@ class Grammars:
         if refusal is not None:
             raise GrammarError(refusal)
         with self._lock:
-            if self._compiler is None:
-                self._compiler = binding.new_compiler(binding.read_tokenizer_info(prover.tokenizer_info))
-        handle = binding.compiled(self._compiler, grammar)
+            if self._compilers is None:
+                self._compilers = binding.new_compilers(binding.read_tables(prover.tables))
+        handle = binding.compiled(self._compilers, grammar)
         return CompiledGrammar(handle, self._setup.vocab_size, self._filler)
 
     def _shrink(self) -> None:

@@ -24,10 +24,10 @@ class Setup(msgspec.Struct, frozen=True):
 
 class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
     """The answer to a `Grammar`: `refusal` says what is wrong with it, None that it is good. The answer to `Setup` has
-    xgrammar's tables of the tokenizer."""
+    xgrammar's tables of the tokenizer, as `binding.read_tables` reads them."""
 
     refusal: str | None = None
-    tokenizer_info: str = ""
+    tables: list[str] = []
 
 
 _encode = msgspec.msgpack.Encoder().encode

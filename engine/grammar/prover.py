@@ -27,7 +27,7 @@ class Prover:
 
     def __init__(self, setup: proof.Setup) -> None:
         self._setup = setup
-        self.tokenizer_info = ""  # xgrammar's tables, once the process was started
+        self.tables: list[str] = []  # xgrammar's, of the tokenizer, once the process was started
         self._process: subprocess.Popen[bytes] | None = None
 
     def refusal(self, grammar: Grammar) -> str | None:
@@ -62,7 +62,7 @@ class Prover:
                 stderr=subprocess.DEVNULL,
             )
             proof.send(_pipe(self._process.stdin), self._setup)
-            self.tokenizer_info = self._verdict(self._process, START_SECONDS).tokenizer_info
+            self.tables = self._verdict(self._process, START_SECONDS).tables
         return self._process
 
     def _verdict(self, process: subprocess.Popen[bytes], seconds: float) -> proof.Verdict:

@@ -34,28 +34,28 @@ def main() -> None:
     sys.modules["torch"] = None  # type: ignore[assignment]  # xgrammar's binding would load it if it could
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     setup = proof.decode_setup(proof.receive(requests))
-    info = _tokenizer_info(setup)
-    compiler = binding.new_compiler(info)
+    tables = _tables(setup)
+    compilers = binding.new_compilers(tables)
     _set_limits(setup.num_bytes)
-    proof.send(answers, proof.Verdict(tokenizer_info=str(info.serialize_json())))
+    proof.send(answers, proof.Verdict(tables=[str(table.serialize_json()) for table in tables]))
     while True:
         try:
             grammar = proof.decode_grammar(proof.receive(requests))
         except EOFError:
             return
         signal.alarm(math.ceil(setup.seconds) + 1)  # an engine that was killed can no longer end this process
-        proof.send(answers, proof.Verdict(_refusal(compiler, grammar, setup.vocab_size)))
+        proof.send(answers, proof.Verdict(_refusal(compilers, grammar, setup.vocab_size)))
         signal.alarm(0)
 
 
-def _tokenizer_info(setup: proof.Setup) -> Any:
+def _tables(setup: proof.Setup) -> tuple[Any, Any]:
     tokenizer = Tokenizer.load(setup.files)
-    return binding.tokenizer_info([tokenizer.token_bytes(i) for i in range(setup.vocab_size)], setup.stop_token_ids)
+    return binding.tables([tokenizer.token_bytes(i) for i in range(setup.vocab_size)], setup.stop_token_ids)
 
 
-def _refusal(compiler: Any, grammar: Grammar, vocab_size: int) -> str | None:
+def _refusal(compilers: binding.Compilers, grammar: Grammar, vocab_size: int) -> str | None:
     try:
-        matcher = binding.new_matcher(binding.compiled(compiler, grammar))
+        matcher = binding.new_matcher(binding.compiled(compilers, grammar))
         return _follow(matcher, vocab_size)
     except binding.GrammarError as error:
         return str(error)

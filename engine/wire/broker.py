@@ -3,7 +3,7 @@
 Knows nothing itself: keys.py holds the names, lua/ the scripts, gateway_broker.py and engine_broker.py the two faces.
 """
 
-from noria.engine.wire.connection import BrokerUnavailable, redact
+from noria.engine.wire.connection import BrokerUnavailable, StoreFault, redact
 from noria.engine.wire.engine_broker import EngineBroker, Exchange
 from noria.engine.wire.gateway_broker import GatewayBroker, ModelStatus, QueueFull, QueuePosition, TenantQueueFull
 
@@ -15,6 +15,7 @@ __all__ = [
     "ModelStatus",
     "QueueFull",
     "QueuePosition",
+    "StoreFault",
     "TenantQueueFull",
     "redact",
 ]

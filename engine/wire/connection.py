@@ -44,8 +44,9 @@ class StoreFault(Exception):
     The message is as that of `BrokerUnavailable`. Trying again does not help."""
 
 
-_STATES = frozenset({"BUSY", "MISCONF", "NOREPLICAS"})
-"""Codes of errors that say what state the store is in, and that the client library has no classes of their own for."""
+_STATES = frozenset({"BUSY", "MISCONF", "NOREPLICAS", "OOM", "READONLY"})
+"""Codes of errors that say what state the store is in, where the client library has no class for them or takes them for
+others: those that a script passes on."""
 
 
 def redact(url: str) -> str:

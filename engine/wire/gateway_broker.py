@@ -32,6 +32,7 @@ from noria.engine.wire.connection import (
     AsyncStore,
     BrokerUnavailable,
     Command,
+    StoreFault,
 )
 from noria.engine.wire.engine_broker import DEAD_LENGTH, MAX_DEATHS
 from noria.engine.wire.messages import (
@@ -87,9 +88,15 @@ class ModelStatus:
     engines: dict[str, EngineStats]  # engines with a live lease
     queued: dict[str, int]  # requests waiting, by class
 
+    @property
+    def takes_requests(self) -> bool:
+        """Whether an engine is there that claims: one that drains ends what it has and goes."""
+        return any(not stats.draining for stats in self.engines.values())
+
 
 class GatewayBroker:
-    """One gateway process' connection to the store. All methods raise BrokerUnavailable unless they say otherwise."""
+    """One gateway process' connection to the store. All methods raise BrokerUnavailable and StoreFault unless they say
+    otherwise."""
 
     def __init__(
         self,
@@ -318,7 +325,10 @@ class GatewayBroker:
             try:
                 await self._keep_stream()
                 for status in await self.models():
-                    await self.reap(status.card.id)
+                    try:
+                        await self.reap(status.card.id)
+                    except StoreFault as error:  # a fault in one pool holds up no other
+                        log.error("a pool cannot be reaped", model=status.card.id, reason=str(error))
             except BrokerUnavailable as error:
                 if not away:
                     log.error("the store is away", reason=str(error))

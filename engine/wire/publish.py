@@ -92,6 +92,7 @@ _REASONS: dict[bytes, tuple[FinishReason, str | None]] = {
     b"cancelled": (FinishReason.CANCELLED, None),
     b"dead": (FinishReason.ERROR, POISON),
     b"expired": (FinishReason.EXPIRED, None),
+    b"broken": (FinishReason.ERROR, "the record of this request cannot be used"),
 }
 
 

@@ -67,6 +67,8 @@ async def create_batch(request: Request, services: ServicesDep, tenant: TenantDe
 @router.get("/batches")
 async def list_batches(request: Request, services: ServicesDep, tenant: TenantDep) -> Response:
     asked = page(request, only=("limit", "after"))
+    if not asked.limit:
+        return listed([], more=False)
     try:
         found, more = await services.batches.page(tenant.id, after=asked.after, limit=asked.limit)
     except KeyError:

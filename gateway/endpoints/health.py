@@ -25,7 +25,8 @@ async def healthz() -> Response:
 
 @router.get("/readyz")
 async def readyz(services: ServicesDep) -> Response:
-    """200 once the store answers and an engine with a live lease serves a model; else 503 with the reason."""
+    """200 while the store answers and an engine claims requests of a model (engines that drain do not); else 503 with
+    the reason."""
     if services.drain.begun:
         return _not_ready("the server is shutting down")
     directory = services.directory

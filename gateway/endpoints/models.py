@@ -1,7 +1,7 @@
 """GET /v1/models and GET /v1/models/{id}.
 
 The list holds models that can be used now, each under its id and under every alias, with the id as its `root`; a model
-whose engines are all away is still found by name, with the status "unavailable". Knows no engine.
+whose engines are all away or draining is still found by name, with the status "unavailable". Knows no engine.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _shape(name: str, status: ModelStatus) -> dict[str, Any]:
         "root": card.id,
         "max_model_len": card.max_model_len,
         "aliases": list(card.aliases),
-        "status": "ready" if status.engines else "unavailable",
+        "status": "ready" if status.takes_requests else "unavailable",
     }
 
 

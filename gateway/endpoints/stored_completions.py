@@ -10,13 +10,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from pydantic import Field
 
 from noria.gateway.dependencies import ServicesDep, TenantDep, json_object
 from noria.gateway.endpoints.listing import json, listed, page, unknown_cursor
 from noria.gateway.errors import InvalidRequest
-from noria.gateway.schemas.metadata import Metadata
-from noria.gateway.schemas.strict import RequestBody, parse
+from noria.gateway.schemas.metadata import StoredChange
+from noria.gateway.schemas.strict import parse
 
 router = APIRouter()
 
@@ -25,15 +24,13 @@ _METADATA = re.compile(r"metadata\[(.{1,64})\]\Z", re.DOTALL)
 _PAGED = ("limit", "order", "after")
 
 
-class _Update(RequestBody):
-    metadata: Metadata = Field(default={})
-
-
 @router.get("/chat/completions")
 async def list_stored_completions(request: Request, services: ServicesDep, tenant: TenantDep) -> Response:
     query = request.query_params
     keys = {name: key[1] for name in query if (key := _METADATA.match(name))}
     asked = page(request, default_order="asc", only=(*_PAGED, "model", *keys))
+    if not asked.limit:
+        return listed([], more=False)
     model, metadata = query.get("model"), {key: query[name] for name, key in keys.items()}
 
     def wanted(completion: Mapping[str, Any]) -> bool:
@@ -62,7 +59,7 @@ async def update_stored_completion(
     if "metadata" not in given:
         message = "Missing required parameter: 'metadata'."
         raise InvalidRequest(message, param="metadata", code="missing_required_parameter")
-    body = parse(_Update, given)
+    body = parse(StoredChange, given)
     return json(await services.completions.replace_metadata(tenant.id, completion_id, body.metadata))
 
 
@@ -78,6 +75,8 @@ async def list_stored_messages(
 ) -> Response:
     asked = page(request, default_order="asc", only=_PAGED)
     messages = await services.completions.messages(tenant.id, completion_id)
+    if not asked.limit:
+        return listed([], more=False)
     if asked.descending:
         messages.reverse()
     ids = [message["id"] for message in messages]

@@ -31,7 +31,8 @@ class BoundedHttp(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._in_head = True
-        self._head_bytes = 0
+        self._head_bytes = 0  # read so far of a head that is not complete
+        self._field_bytes = 0  # in the fields that the parser has found in it
         self._head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -49,7 +50,15 @@ class BoundedHttp(HttpToolsProtocol):
         if self._in_head and not self.transport.is_closing():
             self._head_bytes += len(data)
             if self._head_bytes > self.max_head_bytes:
-                self._refuse(431, "Request Header Fields Too Large", "The request's headers are too large.")
+                self._refuse_head()
+
+    def on_url(self, url: bytes) -> None:
+        self._count_field(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count_field(len(name) + len(value) + 4)  # ": " and the line's end
+        super().on_header(name, value)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -61,11 +70,23 @@ class BoundedHttp(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """In the API's own shape, like every other error."""
-        self._refuse(400, "Bad Request", msg)
+        if self._field_bytes > self.max_head_bytes:  # `_count_field` has stopped the parser
+            self._refuse_head()
+        else:
+            self._refuse(400, "Bad Request", msg)
+
+    def _count_field(self, size: int) -> None:
+        """A head that comes in one piece is over before its size is known any other way."""
+        self._field_bytes += size
+        if self._field_bytes > self.max_head_bytes:
+            raise ValueError("the request's head is too large")
+
+    def _refuse_head(self) -> None:
+        self._refuse(431, "Request Header Fields Too Large", "The request's headers are too large.")
 
     def _begin_head(self) -> None:
         self._end_head()
-        self._in_head, self._head_bytes = True, 0
+        self._in_head, self._head_bytes, self._field_bytes = True, 0, 0
         self._head_timer = self.loop.call_later(self.head_timeout, self._head_too_slow)
 
     def _end_head(self) -> None:

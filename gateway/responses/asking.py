@@ -5,9 +5,12 @@ The question is a chat's, under other names; errors come back under those of thi
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
+
+from msgspec.structs import replace
 
 from noria.gateway.chat_question import answer_reading, chat_question
 from noria.gateway.choice import TextOptions
@@ -50,7 +53,7 @@ async def ask(
     most = len(messages) - 1
 
     async def attempt(dropped: int) -> Question:
-        question = await chat_question(services, _chat(request, _without(messages, dropped)))
+        question = _with_own_names(await chat_question(services, _chat(request, _without(messages, dropped))))
         if 0 < dropped < most and question.params[0].max_tokens < _ROOM:
             raise ContextLengthExceeded("There is no room for an answer.", param="input")
         return question
@@ -144,9 +147,22 @@ def _text(request: InputFields) -> dict[str, Any]:
     return body
 
 
+def _with_own_names(question: Question) -> Question:
+    """The engine names the field that a grammar came from, too."""
+    params = [
+        each if each.grammar is None else replace(each, grammar=replace(each.grammar, param=_own(each.grammar.param)))
+        for each in question.params
+    ]
+    return dataclasses.replace(question, params=params)
+
+
 def _renamed(error: InvalidRequest) -> InvalidRequest:
-    message, param = error.message, error.param
+    param = None if error.param is None else _own(error.param)
+    return type(error)(_own(error.message), param=param, code=error.code)
+
+
+def _own(text: str) -> str:
+    """The text with this API's names of fields."""
     for pattern, name in _RENAMED:
-        message = pattern.sub(name, message)
-        param = None if param is None else pattern.sub(name, param)
-    return type(error)(message, param=param, code=error.code)
+        text = pattern.sub(name, text)
+    return text

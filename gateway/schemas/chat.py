@@ -48,10 +48,6 @@ class Prediction(Strict):
         return plain_text(self.content)
 
 
-class TextFormat(Strict):
-    type: Literal["text"]
-
-
 class ChatRequest(SamplingFields):
     """A chat completion as asked for. `max_completion_tokens` is the newer name of `max_tokens`."""
 
@@ -67,7 +63,6 @@ class ChatRequest(SamplingFields):
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    response_format: TextFormat | None = None
     modalities: Annotated[list[Literal["text"]], at_most(4)] = Field(default=["text"], min_length=1)
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None

@@ -18,7 +18,6 @@ class CompletionRequest(SamplingFields):
     `best_of` samples are computed, and of these the `n` with the highest log-probability per token are given."""
 
     refused: ClassVar = REFUSED | {
-        "response_format": "is not supported for completions",
         "max_completion_tokens": "is not a parameter of completions: use 'max_tokens'",
         "tools": "is not supported for completions", "messages": "is not a parameter of completions: use 'prompt'",
     }  # fmt: skip

@@ -18,8 +18,6 @@ Purpose = Literal["assistants", "batch", "fine-tune", "vision", "user_data", "ev
 
 OUTPUT = "batch_output"
 
-PURPOSES = ("assistants", "batch", "fine-tune", "vision", "user_data", "evals", OUTPUT)
-
 
 class ExpiresAfter(Strict):
     """A file's life in seconds: an hour to thirty days."""

@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from noria.gateway.schemas.strict import at_most
+from noria.gateway.schemas.strict import RequestBody, at_most
 
 
 def _short_keys(value: dict[str, str]) -> dict[str, str]:
@@ -21,3 +21,9 @@ def _short_keys(value: dict[str, str]) -> dict[str, str]:
 
 Metadata = Annotated[dict[str, Annotated[str, Field(max_length=512)]], at_most(16), AfterValidator(_short_keys)]
 """Up to 16 pairs; keys of up to 64 characters, values of up to 512."""
+
+
+class StoredChange(RequestBody):
+    """What may be changed of a stored completion."""
+
+    metadata: Metadata = Field(default={})

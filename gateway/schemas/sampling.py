@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from noria.gateway.schemas.prompted import PromptedRequest
+from noria.gateway.schemas.guided import GuidedRequest
 from noria.gateway.schemas.strict import FIRST_FAULT, Strict, at_most
 
 MAX_LOGPROBS = 20
@@ -18,9 +18,7 @@ MAX_LOGPROBS = 20
 
 REFUSED = {
     "chat_template": "is refused: the model's own template is always used",
-    "guided_json": "is not supported by this server", "guided_regex": "is not supported by this server",
-    "guided_choice": "is not supported by this server", "guided_grammar": "is not supported by this server",
-    "structured_outputs": "is not supported by this server", "logits_processors": "is not supported by this server",
+    "logits_processors": "is not supported by this server",
     "use_beam_search": "is not supported by this server", "length_penalty": "is not supported by this server",
     "allowed_token_ids": "is not supported by this server", "bad_words": "is not supported by this server",
 }  # fmt: skip
@@ -43,7 +41,7 @@ def _stop_list(value: Any) -> Any:
 StopString = Annotated[str, Field(min_length=1, max_length=1024)]
 
 
-class SamplingFields(PromptedRequest):
+class SamplingFields(GuidedRequest):
     """`temperature`, `top_p` and the penalties have OpenAI's ranges; `top_k` to `cache_salt` are vLLM's extras. A
     `cache_salt` keeps a prompt's blocks in the prefix cache apart from others'.
     """

@@ -93,3 +93,10 @@ def _run(command: list[str]) -> None:
     if done.returncode:
         said = done.stderr.strip().splitlines() or ["(nothing)"]
         raise Unavailable(f"the C compiler failed: {said[0][:200]}")
+
+
+if __name__ == "__main__":  # python -m noria.kernels.cpu.library: build it now, rather than at the first start
+    try:
+        load()
+    except Unavailable as reason:
+        print(f"plain torch will compute: {reason}")

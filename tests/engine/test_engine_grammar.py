@@ -59,6 +59,7 @@ async def test_a_grammar_shapes_its_own_request_and_ends_it(client: Client, stor
             assert client.tokens[f"plain{i}"] == list(range(10 * i + 1, 10 * i + 13))
             *text, end = client.tokens[f"shaped{i}"]
             assert end == EOS and re.fullmatch("[a-z]{3}-[0-9]{2}", TOKENIZER.decode(text))
+            assert max(text) < 256, "an id that the tokenizer does not know"
         assert client.tokens["on"] == [*TOKENIZER.encode("ab"), EOS]
         running.scheduler.check()
     finally:

@@ -109,6 +109,8 @@ class ScriptedEngine(threading.Thread):
         self.logprob: Callable[[GenerationRequest], float] = lambda _: -0.25  # of every token
         self.pace = 0.0
         self.fail_with: str | None = None
+        self.draining = False
+        self.fail_param: str | None = None  # the client's field that the failure is blamed on
         self.seen: list[Claimed] = []
         self.cancelled: list[str] = []
         self.running: dict[str, tuple[Claimed, list[int], int]] = {}
@@ -140,8 +142,13 @@ class ScriptedEngine(threading.Thread):
             self.running[request_id] = (claimed, output, done + len(frame.token_ids))
             if frame.finish is not None:
                 del self.running[request_id]
-        stats = EngineStats(running=len(self.running), kv_blocks_total=99, generation_tokens_total=self.generated)
-        room = NUM_PLACES - len(self.running)
+        stats = EngineStats(
+            running=len(self.running),
+            kv_blocks_total=99,
+            generation_tokens_total=self.generated,
+            draining=self.draining,
+        )
+        room = 0 if self.draining else NUM_PLACES - len(self.running)
         outcome = self._broker.exchange(frames, stats, max_requests=room, max_blocks=10_000)
         for request_id in outcome.fenced:
             self.running.pop(request_id, None)
@@ -175,7 +182,10 @@ class ScriptedEngine(threading.Thread):
     def _next_frame(self, claimed: Claimed, output: list[int], done: int) -> TokenFrame:
         request, sampling = claimed.request, claimed.request.sampling
         if self.fail_with is not None:
-            return TokenFrame(request.id, claimed.epoch, done, [], finish=FinishReason.ERROR, error=self.fail_with)
+            error, param = self.fail_with, self.fail_param
+            return TokenFrame(
+                request.id, claimed.epoch, done, [], finish=FinishReason.ERROR, error=error, error_param=param
+            )
         if request.pooling is not None:
             usage = Usage(len(request.prompt), 0)
             vector = embedding(request.prompt)
@@ -285,7 +295,7 @@ def engine(shared_engine: ScriptedEngine) -> Iterator[ScriptedEngine]:
     shared_engine.cancelled.clear()
     yield shared_engine
     shared_engine.answer, shared_engine.answer_ids = answer, None
-    shared_engine.pace, shared_engine.fail_with = 0.0, None
+    shared_engine.pace, shared_engine.fail_with, shared_engine.fail_param = 0.0, None, None
     shared_engine.logprob = lambda _: -0.25
     eventually(lambda: not shared_engine.running)
 

@@ -88,7 +88,7 @@ def test_unknown_routes_and_methods_have_the_envelope(client):
     for method, path, status in (
         ("GET", "/nope", 404),
         ("POST", "/v1/nope", 404),
-        ("GET", CHAT, 405),
+        ("GET", "/v1/completions", 405),
         ("PUT", "/v1/models", 405),
     ):
         response = client.request(method, path)
@@ -122,6 +122,25 @@ def test_huge_and_endless_headers_are_cut_off(gateway):
         except (BrokenPipeError, ConnectionResetError):
             return
     assert answer.startswith(b"HTTP/1.1 431") and b'"error"' in answer
+
+
+def test_a_large_head_in_one_piece_is_refused_too(gateway):
+    field = b"x-long: " + b"a" * 30_000 + b"\r\n"
+    for count, status in ((2, b"200"), (3, b"431")):
+        with socket.create_connection(("127.0.0.1", gateway.port), timeout=10) as connection:
+            connection.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n" + field * count + b"\r\n")
+            assert connection.recv(4096).startswith(b"HTTP/1.1 " + status)
+
+
+def test_the_rest_of_a_body_that_is_too_large_is_not_read(gateway, client):
+    key = client.headers["authorization"]
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\nauthorization: {key}\r\ncontent-length: {2**40}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=10) as connection:
+        connection.sendall(head.encode())
+        answer = b""
+        while part := connection.recv(4096):  # to its end, with nothing of the body sent
+            answer += part
+    assert answer.startswith(b"HTTP/1.1 413") and b"connection: close" in answer
 
 
 def test_garbage_gets_the_envelope_too(gateway):

@@ -3,8 +3,9 @@
 -- and takes requests as long as their class has room: max_requests and max_blocks (of the KV memory) say how much, one
 -- number for all classes or one for each, by rank. What is taken uses up the room of every class; a higher class may
 -- have more of it, since others give way to it.
--- Returns {1, claimed, cancelled ids, endings of expired requests, ids that are no longer this engine's}, or {0} when the
--- lease is gone; a claimed request is {{id, gateway, epoch, seq, prompt tokens, 1 if logged}, body, progress}.
+-- Returns {1, claimed, cancelled ids, endings of requests that expired or cannot be used, ids that are no longer this
+-- engine's}, or {0} when the lease is gone; a claimed request is {{id, gateway, epoch, seq, prompt tokens, 1 if logged},
+-- body, progress}.
 --
 -- Who is next: a suspect, if none is on this engine's trial already; else the class whose turn it is, and in it the
 -- tenant whose turn it is, and of that tenant the first in line. Both turns are start-time fair queueing in tokens,
@@ -41,7 +42,13 @@ local function finish(id, epoch, completion)
     redis.call('HDEL', pool .. 'finish_tags', class .. '/' .. tenant)
   end
 end
-for i = 11, 10 + 3 * num_finished, 3 do finish(ARGV[i], ARGV[i + 1], tonumber(ARGV[i + 2])) end
+for i = 11, 10 + 3 * num_finished, 3 do
+  local id = ARGV[i]
+  if not try(finish, id, ARGV[i + 1], tonumber(ARGV[i + 2])) then -- its record is broken, but its answer is out
+    redis.call('DEL', pool .. 'request:' .. id, pool .. 'progress:' .. id)
+    redis.call('HDEL', owned, id)
+  end
+end
 if num_finished > 0 and redis.call('EXISTS', owned) == 0 then redis.call('DEL', pool .. 'journal:' .. engine) end
 
 -- The drain rate: tokens finished per second while there is work, in the unit in which the queue is counted (prompt
@@ -67,13 +74,14 @@ if #cancelled > 0 then redis.call('DEL', pool .. 'cancel:' .. engine) end
 
 local function hand_over(id, epoch, seq)
   local f = redis.call('HMGET', pool .. 'request:' .. id, 'gateway', 'prompt', 'logged', 'body')
+  if not (f[1] and tonumber(f[2]) and tonumber(f[3]) and f[4]) then error('fields are missing') end
   claimed[#claimed + 1] = {{id, f[1], tonumber(epoch), tonumber(seq), tonumber(f[2]), tonumber(f[3])}, f[4],
     redis.call('GET', pool .. 'progress:' .. id) or ''}
 end
 
 -- After a lost reply the engine names what it knows that it holds. What it does not know is handed over again; what is
 -- not its own any more (the store may have lost its last second) it has to drop.
-local fenced = {}
+local fenced, endings = {}, {}
 if resync then
   local known = {}
   for i = 11 + 3 * num_finished, #ARGV do
@@ -87,13 +95,16 @@ if resync then
     if f[1] ~= engine then
       redis.call('HDEL', owned, id)
     else
-      if not known[id] then hand_over(id, epoch, seq) end
+      if not known[id] then
+        local _, broken = guarded(id, engine, hand_over, id, epoch, seq)
+        endings[#endings + 1] = broken
+      end
       if f[2] then cancelled[#cancelled + 1] = id end
     end
   end
 end
 
-local expired = end_expired()
+for _, last in ipairs(end_expired()) do endings[#endings + 1] = last end
 local num_taken, blocks_taken, closed = 0, 0, false
 local slots, blocks, most_slots = {}, {}, 0 -- by class
 
@@ -117,7 +128,12 @@ end
 local FIELDS = {'cost', 'tokens', 'size', 'epoch', 'skipped', 'tenant', 'weight', 'seq', 'class', 'done'}
 
 local function look(id)
-  return redis.call('HMGET', pool .. 'request:' .. id, unpack(FIELDS))
+  local f = redis.call('HMGET', pool .. 'request:' .. id, unpack(FIELDS))
+  for _, i in ipairs(f[1] and {1, 2, 3, 4, 7, 8} or {}) do -- before anything is changed
+    if not tonumber(f[i]) then error(FIELDS[i] .. ' is not a number') end
+  end
+  if f[1] and not (f[6] and class_rank[f[9]]) then error('it has no tenant, or no class') end
+  return f
 end
 
 local function take(id, f) -- returns nothing; the queues and the engine's set change hands
@@ -143,17 +159,25 @@ local function wait_to_fit(id, f)
   return false
 end
 
+-- Returns whether it was taken.
+local function consider_suspect(id, is_first)
+  local f = look(id)
+  if not f[1] then
+    end_queued(id)
+  elseif has_room(f[9]) and (fits(f) or (is_first and wait_to_fit(id, f))) then
+    take(id, f)
+    redis.call('HSET', pool .. 'trials', engine, id)
+    redis.call('PEXPIRE', pool .. 'trials', DAY)
+    return true
+  end
+  return false
+end
+
 local function try_suspect()
   for i, id in ipairs(redis.call('ZRANGE', pool .. 'suspects', 0, lookahead)) do
-    local f = look(id)
-    if not f[1] then
-      end_queued(id)
-    elseif has_room(f[9]) and (fits(f) or (i == 1 and wait_to_fit(id, f))) then
-      take(id, f)
-      redis.call('HSET', pool .. 'trials', engine, id)
-      redis.call('PEXPIRE', pool .. 'trials', DAY)
-      return
-    end
+    local taken, broken = guarded(id, nil, consider_suspect, id, i == 1)
+    endings[#endings + 1] = broken
+    if taken then return end
   end
 end
 
@@ -230,17 +254,8 @@ local function take_turn(flow, class_start, id, f, in_turn)
   end
 end
 
-local function step()
-  local flow, class_start = next_flow()
-  if not flow then return false end
-  local id, tenant = next_in(flow)
-  local overdue = flow.oldest and flow.passed >= max_passed_over and not flow.gone[flow.oldest]
-  if overdue then id = flow.oldest end
-  if not id then
-    drop(flow)
-    return true
-  end
-  flow.gone[id] = true
+-- One that is next: it is taken, or waits until it fits.
+local function consider(flow, class_start, id, tenant, overdue)
   local f = look(id)
   if not f[1] then
     end_queued(id)
@@ -253,6 +268,22 @@ local function step()
     if tenant and not overdue then tenant.offset = tenant.offset + tonumber(f[2]) / tonumber(f[7]) end
     if flow.skipped > lookahead then drop(flow) end
   end
+end
+
+local function step()
+  local flow, class_start = next_flow()
+  if not flow then return false end
+  local id, tenant = next_in(flow)
+  local overdue = flow.oldest and flow.passed >= max_passed_over and not flow.gone[flow.oldest]
+  if overdue then id = flow.oldest end
+  if not id then
+    drop(flow)
+    return true
+  end
+  flow.gone[id] = true
+  local _, broken = guarded(id, engine, consider, flow, class_start, id, tenant, overdue)
+  endings[#endings + 1] = broken
+  if broken and id == flow.oldest then flow.oldest = redis.call('ZRANGE', pool .. 'queue:' .. flow.class, 0, 0)[1] end
   return true
 end
 
@@ -280,5 +311,5 @@ if #claimed > 0 then
   if number_in('drain', 'at') == 0 then note_drained() end -- a busy period begins
   if num_queued() > 0 then ring() end -- there is more: another idle engine may take it
 end
-if num_finished > 0 or #expired > 0 or #claimed > 0 then settle_if_idle() end
-return {1, claimed, cancelled, expired, fenced}
+if num_finished > 0 or #endings > 0 or #claimed > 0 then settle_if_idle() end
+return {1, claimed, cancelled, endings, fenced}

@@ -33,13 +33,14 @@ end
 
 -- What waits, counted: per pool in `stats` (by class, bytes, tokens), per tenant in `tenants`.
 local function count(sign, class, tenant, size, tokens)
+  size, tokens = sign * size + 0, sign * tokens + 0 -- never "-0", which is no integer to the store
   local stats, tenants = pool .. 'stats', pool .. 'tenants'
   redis.call('HINCRBY', stats, class, sign)
-  redis.call('HINCRBY', stats, 'bytes', sign * size)
-  redis.call('HINCRBY', stats, 'tokens', sign * tokens)
+  redis.call('HINCRBY', stats, 'bytes', size)
+  redis.call('HINCRBY', stats, 'tokens', tokens)
   local depth = redis.call('HINCRBY', tenants, 'depth:' .. tenant, sign)
-  redis.call('HINCRBY', tenants, 'bytes:' .. tenant, sign * size)
-  redis.call('HINCRBY', tenants, 'tokens:' .. tenant, sign * tokens)
+  redis.call('HINCRBY', tenants, 'bytes:' .. tenant, size)
+  redis.call('HINCRBY', tenants, 'tokens:' .. tenant, tokens)
   if depth <= 0 then
     redis.call('HDEL', tenants, 'depth:' .. tenant, 'bytes:' .. tenant, 'tokens:' .. tenant)
   end
@@ -109,10 +110,56 @@ local function ending(id, reason)
   local f = redis.call('HMGET', request, 'gateway', 'epoch', 'seq', 'prompt', 'logged')
   local progress = redis.call('GET', pool .. 'progress:' .. id) or ''
   redis.call('DEL', request, pool .. 'progress:' .. id)
-  local last = {id, f[1], tonumber(f[2]) + 1, tonumber(f[3]), tonumber(f[4]), tonumber(f[5]), reason, progress}
+  local function number(text) return tonumber(text or 0) or 0 end -- of a record that is broken, too
+  local last = {id, f[1] or '', number(f[2]) + 1, number(f[3]), number(f[4]), number(f[5]), reason, progress}
   redis.call('HSET', pool .. 'endings', id, cmsgpack.pack(last))
   redis.call('PEXPIRE', pool .. 'endings', DAY)
   return last
+end
+
+local function dead_letter(id, reason, length)
+  local f = redis.call('HMGET', pool .. 'request:' .. id, 'attempts', 'engines', 'body')
+  redis.call('XADD', pool .. 'dead', 'MAXLEN', '~', length, '*', 'id', id, 'attempts', f[1] or 0,
+    'engines', f[2] or '', 'error', reason, 'request', f[3] or '')
+end
+
+-- Calls `work`; returns true and its result, or false and what went wrong. What says that the store cannot be written now
+-- is nobody's fault and goes through.
+local CANNOT_WRITE = {OOM = true, READONLY = true, MISCONF = true, NOREPLICAS = true}
+local function try(work, ...)
+  local ok, result = pcall(work, ...)
+  if ok then return true, result end
+  local problem = type(result) == 'table' and result.err or tostring(result)
+  if CANNOT_WRITE[string.match(problem, '^%-?(%u+)') or ''] then error(result, 0) end
+  return false, problem
+end
+
+-- Does one request's part of a script. A record that a script stumbles over (another version's, or edited by hand) must
+-- not stop the pool for all others, call after call: that request alone is given up, and its dead letter says why.
+-- Returns what `work` returns, or nil and the ending to publish.
+local function guarded(id, engine, work, ...)
+  local ok, result = try(work, ...)
+  if ok then return result end
+  redis.log(redis.LOG_WARNING, 'request ' .. id .. ' is given up: ' .. result)
+  local request, progress = pool .. 'request:' .. id, pool .. 'progress:' .. id
+  if redis.call('TYPE', request).ok ~= 'hash' then redis.call('DEL', request) end
+  if redis.call('TYPE', progress).ok ~= 'string' then redis.call('DEL', progress) end
+  for _, class in ipairs(classes) do
+    local waited = redis.call('ZREM', pool .. 'queue:' .. class, id) == 1
+    for _, tenant in ipairs(waited and redis.call('ZRANGE', pool .. 'turns:' .. class, 0, -1) or {}) do
+      local line = pool .. 'line:' .. class .. '/' .. tenant
+      if redis.call('ZREM', line, id) == 1 then
+        local f = redis.call('HMGET', request, 'size', 'tokens')
+        count(-1, class, tenant, tonumber(f[1] or 0) or 0, tonumber(f[2] or 0) or 0)
+        if redis.call('EXISTS', line) == 0 then redis.call('ZREM', pool .. 'turns:' .. class, tenant) end
+      end
+    end
+  end
+  redis.call('ZREM', pool .. 'suspects', id)
+  redis.call('ZREM', pool .. 'deadlines', id)
+  if engine then redis.call('HDEL', pool .. 'owned:' .. engine, id) end
+  dead_letter(id, 'its record cannot be used: ' .. result, 1000)
+  return nil, ending(id, 'broken')
 end
 
 local function end_queued(id, reason)
@@ -130,7 +177,8 @@ end
 local function end_expired()
   local endings = {}
   for _, id in ipairs(redis.call('ZRANGEBYSCORE', pool .. 'deadlines', '-inf', now, 'LIMIT', 0, 64)) do
-    endings[#endings + 1] = end_queued(id, 'expired')
+    local last, broken = guarded(id, nil, end_queued, id, 'expired')
+    endings[#endings + 1] = last or broken
   end
   return endings
 end

@@ -11,9 +11,7 @@ local dead_length, reason = ARGV[4], ARGV[5]
 local requeued, buried, endings = 0, 0, {}
 
 local function bury(id)
-  local f = redis.call('HMGET', pool .. 'request:' .. id, 'attempts', 'engines', 'body')
-  redis.call('XADD', pool .. 'dead', 'MAXLEN', '~', dead_length, '*', 'id', id, 'attempts', f[1],
-    'engines', f[2], 'error', reason, 'request', f[3])
+  dead_letter(id, reason, dead_length)
   buried = buried + 1
   return ending(id, 'dead')
 end
@@ -51,10 +49,10 @@ end
 local function release(engine)
   local trial = redis.call('HGET', pool .. 'trials', engine)
   local life = redis.call('HGET', pool .. 'lives', engine) or engine
-  pcall(fold, engine, redis.call('LRANGE', pool .. 'journal:' .. engine, 0, -1)) -- what is unreadable is computed again
+  try(fold, engine, redis.call('LRANGE', pool .. 'journal:' .. engine, 0, -1)) -- what is unreadable is computed again
   local held = redis.call('HGETALL', pool .. 'owned:' .. engine)
-  for i = 1, #held, 2 do
-    local id, _, seq, done = held[i], string.match(held[i + 1], '^(%d+) (%d+)(.*)$')
+  local function release_one(id, state)
+    local _, seq, done = string.match(state, '^(%d+) (%d+)(.*)$')
     local request = pool .. 'request:' .. id
     local f = redis.call('HMGET', request, 'engine', 'cancel', 'attempts', 'class', 'tenant', 'tokens', 'prompt', 'weight')
     if f[1] == engine then
@@ -69,6 +67,10 @@ local function release(engine)
         put_back(id)
       end
     end
+  end
+  for i = 1, #held, 2 do
+    local _, broken = guarded(held[i], engine, release_one, held[i], held[i + 1])
+    endings[#endings + 1] = broken
   end
   redis.call('DEL', pool .. 'owned:' .. engine, pool .. 'journal:' .. engine, pool .. 'cancel:' .. engine)
   redis.call('ZREM', pool .. 'engines', engine)

@@ -53,25 +53,6 @@ def test_paged_cuts_a_long_prompt_and_decodes_first() -> None:
     assert chunks == [(0, 7, False), (7, 7, False), (14, 6, True)]
 
 
-def test_chunks_are_short_where_somebody_would_wait_for_them() -> None:
-    scheduler = scheduler_of("paged", tokens=20, chunk=3)
-    scheduler.add(request_of("alone", prompt=30, max_tokens=2))
-    widths = []
-    for late in (None, "late", "later", None):
-        if late:
-            scheduler.add(request_of(late, prompt=5, max_tokens=1, first=100))
-        batch = scheduler.select()
-        assert batch is not None
-        widths.append([(row.request.id, row.num_tokens) for row in batch.rows])
-        finish(scheduler, batch)
-    assert widths == [
-        [("alone", 20)],
-        [("alone", 10), ("late", 5)],
-        [("alone", 1), ("later", 3)],
-        [("later", 2)],
-    ]
-
-
 def test_orca_reserves_for_the_whole_output_and_paged_does_not() -> None:
     for policy, together in (("orca", 1), ("paged", 3)):
         scheduler = scheduler_of(policy, num_blocks=8)
@@ -287,3 +268,22 @@ def test_an_earlier_request_waits_for_a_later_one_in_flight_and_keeps_its_blocks
         ended += [p.request.id for p in finish(scheduler, plans.pop(0)) if p.finish is not None]
     assert ended == ["early", "late"]
     assert early.num_preemptions == 0 and late.num_preemptions >= 1
+
+
+def test_chunks_are_short_where_somebody_would_wait_for_them() -> None:
+    scheduler = scheduler_of("paged", tokens=20, chunk=3)
+    scheduler.add(request_of("alone", prompt=30, max_tokens=2))
+    widths = []
+    for late in (None, "late", "later", None):
+        if late:
+            scheduler.add(request_of(late, prompt=5, max_tokens=1, first=100))
+        batch = scheduler.select()
+        assert batch is not None
+        widths.append([(row.request.id, row.num_tokens) for row in batch.rows])
+        finish(scheduler, batch)
+    assert widths == [
+        [("alone", 20)],
+        [("alone", 10), ("late", 5)],
+        [("alone", 1), ("later", 3)],
+        [("later", 2)],
+    ]

@@ -7,22 +7,22 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from bench.store import Store
 from noria.engine.wire.batch_store import BatchKey, BatchStore, LeaseLost, is_done
 from noria.engine.wire.record_store import RecordStore
-from tests.engine.wire.conftest import StoreServer
 
 BATCH = BatchKey("acme/eu", "batch_1")
 
 
 @pytest.fixture
-async def store(server: StoreServer) -> AsyncIterator[BatchStore]:
+async def store(server: Store) -> AsyncIterator[BatchStore]:
     found = BatchStore(server.url)
     yield found
     await found.close()
 
 
 @pytest.fixture
-async def records(server: StoreServer) -> AsyncIterator[RecordStore]:
+async def records(server: Store) -> AsyncIterator[RecordStore]:
     found = RecordStore(server.url)
     for name in ("out", "err"):
         await found.put(BATCH.tenant, "file", name, b"", created=1, ttl=60)

@@ -111,6 +111,7 @@ async def test_a_store_that_restarts_is_picked_up_by_everybody(
     step(engine, row(claimed, 0, [1]))
     await reader.until(lambda frames: len(frames) == 1)
     listening = asyncio.create_task(reader.last_of("running"))
+    server.write_out()
     server.kill()
     with pytest.raises(BrokerUnavailable):
         step(engine, row(claimed, 1, [2]))

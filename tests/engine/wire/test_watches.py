@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from bench.store import Store
 from noria.engine.wire.watches import Watches
-from tests.engine.wire.conftest import StoreServer
 
 
 @pytest.fixture
-async def pair(server: StoreServer) -> AsyncIterator[tuple[Watches, Watches]]:
+async def pair(server: Store) -> AsyncIterator[tuple[Watches, Watches]]:
     watches = [Watches(server.url, "test", hold=0.2) for _ in range(2)]
     yield watches[0], watches[1]
     for one in watches:

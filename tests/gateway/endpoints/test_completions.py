@@ -194,7 +194,7 @@ REFUSED = [
     ({"prompt": ["a"] * 65, "best_of": 2}, "best_of"), ({"prompt_logprobs": 21}, "prompt_logprobs"),
     ({"prompt_logprobs": -1}, "prompt_logprobs"), ({"suffix": "x", "echo": True}, "suffix"),
     ({"suffix": "x"}, "suffix"), ({"echo": "yes"}, "echo"),
-    ({"messages": []}, "messages"), ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"messages": []}, "messages"), ({"response_format": {"type": "yaml"}}, "response_format.type"),
 ]  # fmt: skip
 
 

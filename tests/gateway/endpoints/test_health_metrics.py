@@ -20,6 +20,29 @@ def test_health_needs_no_key(gateway):
         assert client.head("/healthz").status_code == 200
 
 
+def test_engines_that_drain_make_nobody_ready(launch, own_port):
+    launch.store(own_port)
+    url = f"redis://127.0.0.1:{own_port}/0"
+    first = launch.engine(url)
+    with launch.gateway(url).client() as client:
+
+        def ready() -> bool:
+            return client.get("/readyz").status_code == 200
+
+        launch.eventually(ready)
+        first.draining = True
+        launch.eventually(lambda: not ready())
+        assert client.get("/readyz").json()["reason"] == "no engine serves a model"
+        assert client.get("/v1/models").json()["data"] == []
+        assert client.get("/v1/models/tiny").json()["status"] == "unavailable"
+        refused = client.post("/v1/completions", json={"model": "tiny", "prompt": "abc"})
+        assert refused.status_code == 503 and "retry-after" in refused.headers
+        launch.engine(url)
+        launch.eventually(ready)
+        assert client.get("/v1/models/tiny").json()["status"] == "ready"
+        assert client.post("/v1/completions", json={"model": "tiny", "prompt": "abc"}).status_code == 200
+
+
 def test_token_counters_grow_by_the_usage_and_gauges_settle(client, engine, launch):
     before = samples(client.get("/metrics").text)
     usage = client.post("/v1/completions", json={"model": "tiny", "prompt": "abc", "max_tokens": 7}).json()["usage"]

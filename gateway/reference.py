@@ -1,0 +1,103 @@
+"""What the API takes, as an OpenAPI document made of the routes and the request schemas themselves.
+
+Knows no behaviour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic.json_schema import models_json_schema
+
+from noria.gateway.schemas.batches import BatchRequest
+from noria.gateway.schemas.chat import ChatRequest
+from noria.gateway.schemas.completions import CompletionRequest
+from noria.gateway.schemas.conversations import ConversationChange, ConversationRequest, ItemsRequest
+from noria.gateway.schemas.embeddings import EmbeddingRequest
+from noria.gateway.schemas.metadata import StoredChange
+from noria.gateway.schemas.responses import CompactRequest, InputTokensRequest, ResponseRequest
+from noria.gateway.schemas.scoring import RerankRequest, ScoreRequest
+from noria.gateway.schemas.strict import RequestBody
+from noria.gateway.schemas.tokenization import DetokenizeRequest, TokenizeChat, TokenizeText
+from noria.version import __version__
+
+BODIES: Mapping[str, tuple[type[RequestBody], ...]] = {
+    "/v1/batches": (BatchRequest,),
+    "/v1/chat/completions": (ChatRequest,),
+    "/v1/chat/completions/{completion_id}": (StoredChange,),
+    "/v1/completions": (CompletionRequest,),
+    "/v1/conversations": (ConversationRequest,),
+    "/v1/conversations/{conversation_id}": (ConversationChange,),
+    "/v1/conversations/{conversation_id}/items": (ItemsRequest,),
+    "/v1/embeddings": (EmbeddingRequest,),
+    "/v1/responses": (ResponseRequest,),
+    "/v1/responses/input_tokens": (InputTokensRequest,),
+    "/v1/responses/compact": (CompactRequest,),
+    "/v1/score": (ScoreRequest,),
+    "/v1/rerank": (RerankRequest,),
+    "/v2/rerank": (RerankRequest,),
+    "/v1/tokenize": (TokenizeText, TokenizeChat),
+    "/v1/detokenize": (DetokenizeRequest,),
+}
+"""By path, the schemas that a POST's JSON body is read with: one of them."""
+
+NO_JSON = frozenset(("/v1/batches/{batch_id}/cancel", "/v1/files", "/v1/responses/{response_id}/cancel"))
+"""Paths whose POST takes no JSON body: none at all, or a form."""
+
+_ERROR = {
+    "description": "An error in OpenAI's envelope",
+    "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
+}
+_ERROR_SCHEMA = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+
+
+def document(app: FastAPI) -> dict[str, Any]:
+    """The OpenAPI 3.1 document of `app`: every path once, under its full address."""
+    found = get_openapi(title="Noria", version=__version__, routes=app.routes)
+    paths = {path: item for path, item in found["paths"].items() if _is_canonical(path, found["paths"])}
+    kinds = sorted({kind for bodies in BODIES.values() for kind in bodies}, key=lambda kind: kind.__name__)
+    references, definitions = models_json_schema(
+        [(kind, "validation") for kind in kinds], ref_template="#/components/schemas/{model}"
+    )
+    schema_by_kind = {kind: references[kind, "validation"] for kind in kinds}
+    for path, item in paths.items():
+        for method, operation in item.items():
+            operation["responses"] = {"200": {"description": "The answer"}, "default": _ERROR}
+            if method == "post" and path in BODIES:
+                schemas = [schema_by_kind[kind] for kind in BODIES[path]]
+                schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+                operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Noria", "version": __version__},
+        "paths": dict(sorted(paths.items())),
+        "components": {
+            "schemas": {**definitions.get("$defs", {}), "Error": _ERROR_SCHEMA},
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{"key": []}],
+    }
+
+
+def _is_canonical(path: str, paths: Mapping[str, Any]) -> bool:
+    if "/v2/" in path:
+        return path.startswith("/v2/")
+    return f"/v1{path}" not in paths

@@ -1,0 +1,36 @@
+"""Whatever the masks of an enforced schema allow is valid under the schema itself, by another library's judgement."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+
+from bench.grammar_walk import Walker
+from bench.schema_suite import SUPPORTED, generated
+from noria.engine.grammar.grammars import Grammars
+from noria.engine.wire.messages import Grammar
+from noria.gateway.grammars.json_schema import enforceable
+
+SCHEMAS = SUPPORTED | {f"generated {seed}": generated(seed) for seed in range(12)}
+CHECKER = jsonschema.Draft202012Validator.FORMAT_CHECKER
+WALKS = 4
+
+
+def validator(schema: Any) -> Any:
+    old = isinstance(schema, dict) and isinstance(schema.get("items"), list)
+    kind = jsonschema.Draft7Validator if old else jsonschema.Draft202012Validator
+    return kind(schema, format_checker=CHECKER)
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_every_walk_is_valid(smollm_grammars: Grammars, smollm_walker: Walker, name: str) -> None:
+    schema = SCHEMAS[name]
+    written = json.dumps(enforceable(schema), ensure_ascii=False)
+    compiled = smollm_grammars.compile(Grammar("json_schema", written)).result(60)
+    texts = list(smollm_walker.texts(compiled, WALKS))
+    assert texts, "no walk came to an end"
+    for text in texts:
+        validator(schema).validate(json.loads(text))
