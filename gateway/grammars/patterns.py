@@ -168,6 +168,9 @@ def _write(item: Any, in_json: bool) -> str:
         low, high, inner = value
         text = "".join(_write(i, in_json) for i in inner)
         is_one = len(inner) == 1 and inner[0][0] in _CHARACTERS
+        if not is_one and (low, high) == (0, 1):
+            # xgrammar 0.2.9 reads `(?:a[0-9]+)?` as `a?` and some digits; an empty alternative it reads as it should.
+            return f"(?:{text}|)"
         return (text if is_one else f"(?:{text})") + _count(low, None if high is op.MAXREPEAT else high)
     if kind is op.AT:
         raise Unsupported("anchors and word boundaries inside regular expressions are not supported")

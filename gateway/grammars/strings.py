@@ -23,19 +23,20 @@ _HEX = "[0-9a-fA-F]"
 _NUMBER = "[0-9]{1,6}"
 _UNITS = f"(?:{_NUMBER}H(?:{_NUMBER}M)?(?:{_NUMBER}S)?|{_NUMBER}M(?:{_NUMBER}S)?|{_NUMBER}S)"
 
-FORMATS: dict[str, str | None] = {
+_NAME = "[A-Za-z][A-Za-z0-9]{0,15}(?:-[A-Za-z0-9]{1,15}){0,2}"  # labels of a host have 63 characters at most
+
+FORMATS: dict[str, str] = {
     "date": _DATE,
     "time": _TIME,
     "date-time": f"{_DATE}T{_TIME}",
     "duration": f"P(?:{_NUMBER}W|(?:{_NUMBER}Y(?:{_NUMBER}M(?:{_NUMBER}D)?)?|{_NUMBER}M(?:{_NUMBER}D)?|{_NUMBER}D)(?:T{_UNITS})?|T{_UNITS})",  # noqa: E501
     "email": rf"{_ATOM}(?:\.{_ATOM})*@{_LABEL}(?:\.{_LABEL})+",
-    "hostname": None,
+    "hostname": rf"{_NAME}(?:\.{_NAME}){{0,3}}",
     "ipv4": rf"(?:{_BYTE}\.){{3}}{_BYTE}",
     "ipv6": f"(?:{_GROUP}:){{7}}{_GROUP}|(?:{_GROUP}:){{1,3}}(?::{_GROUP}){{1,3}}|::(?:{_GROUP}:){{0,5}}{_GROUP}|::",
     "uuid": f"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}",
 }
-"""What each format that OpenAI documents is narrowed to, so that whatever is written passes any validator; None where
-the engine's own form does."""
+"""What each format that OpenAI documents is narrowed to, so that whatever is written passes any validator."""
 
 
 def string(node: Mapping[str, Any], place: str) -> dict[str, Any]:
@@ -48,12 +49,7 @@ def string(node: Mapping[str, Any], place: str) -> dict[str, Any]:
             raise Unsupported(f"'format' {str(form)[:64]!r} is not supported: {', '.join(FORMATS)} are", place)
         if bounded or pattern is not None:
             raise Unsupported("'format' beside 'pattern', 'minLength' or 'maxLength' is not supported", place)
-        narrowed = FORMATS[form]
-        return (
-            {"type": "string", "format": form}
-            if narrowed is None
-            else {"type": "string", "pattern": f"^(?:{narrowed})$"}
-        )
+        return {"type": "string", "pattern": in_string(f"^(?:{FORMATS[form]})$")}
     if pattern is not None:
         if not isinstance(pattern, str):
             raise Unsupported("'pattern' must be a string", place)

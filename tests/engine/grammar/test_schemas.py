@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import jsonschema
@@ -34,3 +35,21 @@ def test_every_walk_is_valid(smollm_grammars: Grammars, smollm_walker: Walker, n
     assert texts, "no walk came to an end"
     for text in texts:
         validator(schema).validate(json.loads(text))
+
+
+OPTIONAL = [
+    "(?:a[0-9]+)?b",
+    "(?:a[0-9]{1,3})?b",
+    "(?:a(?:bc){1,3})?d",
+    "(?:a[0-9]{1,3}|z)?b",
+    "(?:ab)?c",
+    "(?:a[0-9]+?)??b",
+]
+
+
+@pytest.mark.parametrize("pattern", OPTIONAL)
+def test_what_is_optional_is_so_as_a_whole(smollm_grammars: Grammars, smollm_walker: Walker, pattern: str) -> None:
+    written = json.dumps(enforceable({"type": "string", "pattern": f"^{pattern}$"}))
+    compiled = smollm_grammars.compile(Grammar("json_schema", written)).result(60)
+    texts = [json.loads(text) for text in smollm_walker.texts(compiled, 30)]
+    assert texts and [text for text in texts if not re.fullmatch(pattern, text)] == []
