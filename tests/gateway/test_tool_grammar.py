@@ -27,8 +27,7 @@ CALLS = {
 
 @pytest.fixture(scope="module")
 def compiler():
-    info = binding.tokenizer_info([*(bytes([byte]) for byte in range(256)), b""], [EOS])
-    return binding.new_compiler(info)
+    return binding.new_compilers(binding.tables([*(bytes([byte]) for byte in range(256)), b""], [EOS]))
 
 
 def fits(compiler, grammar, text) -> bool:
