@@ -55,6 +55,8 @@ class Plan:
     num_blocks: int
     kv_bytes: int
     pooling: PoolingKind
+    threads: int
+    max_chunk_tokens: int
     ops: Ops
 
 
@@ -101,7 +103,18 @@ def plan(config: EngineConfig) -> Plan:
     name, *aliases = config.served_names or (source.name,)
     pooling = (trained_pooling(source) or "mean") if config.pooling == "auto" else config.pooling
     return Plan(
-        config, source, spec, name, tuple(aliases), max_model_len, num_blocks, num_blocks * block_bytes, pooling, ops
+        config=config,
+        source=source,
+        spec=spec,
+        name=name,
+        aliases=tuple(aliases),
+        max_model_len=max_model_len,
+        num_blocks=num_blocks,
+        kv_bytes=num_blocks * block_bytes,
+        pooling=pooling,
+        threads=threads,
+        max_chunk_tokens=config.max_chunk_tokens or CPU_CHUNK_TOKENS,
+        ops=ops,
     )
 
 
@@ -115,7 +128,7 @@ def open_trace(plan: Plan) -> IterationLog | None:
         policy=config.policy,
         max_batch_size=config.max_batch_size,
         max_batch_tokens=config.max_batch_tokens,
-        max_chunk_tokens=config.max_chunk_tokens or CPU_CHUNK_TOKENS,
+        max_chunk_tokens=plan.max_chunk_tokens,
         num_blocks=plan.num_blocks,
         block_size=config.block_size,
         started=time.time(),
@@ -126,7 +139,7 @@ def open_trace(plan: Plan) -> IterationLog | None:
 def assemble(plan: Plan, progress: Callable[[int, int], None] | None = None) -> Assembly:
     """Load the weights and build everything around them. `progress` gets bytes done and bytes in all."""
     config, spec = plan.config, plan.spec
-    torch.set_num_threads(config.threads or os.cpu_count() or 1)
+    torch.set_num_threads(plan.threads)
     loaded = load(plan.source, plan.ops, progress=progress)
     pools = plan.ops.new_kv_pools(
         spec.num_layers,
@@ -146,7 +159,7 @@ def assemble(plan: Plan, progress: Callable[[int, int], None] | None = None) -> 
         KVBlocks(plan.num_blocks, config.block_size, config.prefix_cache and not policy.reserve_output),
         max_batch_size=config.max_batch_size,
         max_batch_tokens=config.max_batch_tokens,
-        max_chunk_tokens=config.max_chunk_tokens or CPU_CHUNK_TOKENS,
+        max_chunk_tokens=plan.max_chunk_tokens,
         max_model_len=plan.max_model_len,
         num_stages=executor.depth,
         max_draft=config.draft_tokens if config.speculate == "ngram" else 0,

@@ -5,6 +5,7 @@ Pure. Knows no tokens and no response around the items.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import orjson
@@ -14,7 +15,7 @@ from noria.gateway.responses.events import EventWriter
 Shown = dict[str, Any]
 
 
-class Part:
+class Part(ABC):
     """One item that grows."""
 
     kind: str
@@ -37,8 +38,8 @@ class Part:
         if events is not None:
             events.event("response.output_item.added", output_index=place, item=self.bare())
 
-    def grow(self, text: str, logprobs: list[Shown], events: EventWriter | None) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def grow(self, text: str, logprobs: list[Shown], events: EventWriter | None) -> None: ...
 
     def end(self, status: str, events: EventWriter | None) -> Shown:
         item = self.item(status)
@@ -47,15 +48,15 @@ class Part:
             events.event("response.output_item.done", output_index=self._place, item=item)
         return item
 
-    def item(self, status: str) -> Shown:
-        raise NotImplementedError
+    @abstractmethod
+    def item(self, status: str) -> Shown: ...
 
     def bare(self) -> Shown:
         """The item as it begins."""
         return self.item("in_progress")
 
-    def _done(self, events: EventWriter) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _done(self, events: EventWriter) -> None: ...
 
 
 class MessagePart(Part):

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
-from pydantic_core import PydanticCustomError
+from pydantic import Field
 
-from noria.gateway.schemas.strict import FIRST_FAULT, Strict, at_most
+from noria.gateway.schemas.strict import FIRST_FAULT, Strict, at_most, only_kinds
 
 
 class TextPart(Strict):
@@ -24,16 +23,10 @@ class RefusalPart(Strict):
     refusal: str
 
 
-def _text_only(part: Any) -> Any:
-    """Name the kind of a part that is no text, instead of listing every field in it that we do not know."""
-    kind = part.get("type") if isinstance(part, dict) else None
-    if isinstance(kind, str) and kind not in ("text", "refusal"):
-        known = {"kind": kind[:64], "param_suffix": "type"}
-        raise PydanticCustomError("content_part", "content of type '{kind}' is not supported: only text is", known)
-    return part
-
-
-Part = Annotated[TextPart | RefusalPart, Field(discriminator="type"), BeforeValidator(_text_only)]
+_TEXT_ONLY = only_kinds(
+    "text", "refusal", error="content_part", message="content of type '{kind}' is not supported: only text is"
+)
+Part = Annotated[TextPart | RefusalPart, Field(discriminator="type"), _TEXT_ONLY]
 Content = str | Annotated[list[Part], FIRST_FAULT]
 
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
-from pydantic_core import PydanticCustomError
 
-from noria.gateway.schemas.strict import FIRST_FAULT, Strict, at_most
+from noria.gateway.schemas.strict import FIRST_FAULT, Strict, at_most, only_kinds
 
 MAX_ITEMS = 4096
 """Items in one request at most."""
@@ -56,16 +55,8 @@ class ThoughtPart(Strict):
 
 
 def _of_type(known: tuple[str, ...], what: str, why: str) -> BeforeValidator:
-    """Names the type of a part or an item that is not supported, instead of every field in it that is not known."""
-
-    def check(value: Any) -> Any:
-        kind = value.get("type") if isinstance(value, dict) else None
-        if isinstance(kind, str) and kind not in known:
-            context = {"what": what, "kind": kind[:64], "why": why, "param_suffix": "type"}
-            raise PydanticCustomError("unsupported_item", "{what} of type '{kind}' is not supported{why}", context)
-        return value
-
-    return BeforeValidator(check)
+    message = f"{what} of type '{{kind}}' is not supported{why}"
+    return only_kinds(*known, error="unsupported_item", message=message)
 
 
 Part = Annotated[

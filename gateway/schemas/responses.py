@@ -15,6 +15,7 @@ from noria.gateway.schemas.metadata import Metadata
 from noria.gateway.schemas.response_items import Items
 from noria.gateway.schemas.sampling import MAX_LOGPROBS, StopString, combination
 from noria.gateway.schemas.strict import FIRST_FAULT, RequestBody, Strict, at_most
+from noria.gateway.schemas.tools import FUNCTIONS_ONLY
 
 _ABSENT = {
     "prompt": "is not supported: this server keeps no prompt templates",
@@ -47,14 +48,6 @@ Include = Literal[
 LOGPROBS = "message.output_text.logprobs"
 
 
-def _function_only(tool: Any) -> Any:
-    kind = tool.get("type") if isinstance(tool, dict) else None
-    if isinstance(kind, str) and kind != "function":
-        context = {"kind": kind[:64], "param_suffix": "type"}
-        raise PydanticCustomError("tool", "tools of type '{kind}' are not supported: only functions are", context)
-    return tool
-
-
 class FunctionTool(Strict):
     """`defer_loading`, `async`, `allowed_callers` and `output_schema` speak to OpenAI's tool search and programs: here
     every function is shown to the model, and every call goes to the client."""
@@ -78,9 +71,7 @@ class NamedFunction(Strict):
 class AllowedTools(Strict):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"] = "auto"
-    tools: Annotated[list[Annotated[NamedFunction, BeforeValidator(_function_only)]], FIRST_FAULT, at_most(128)] = (
-        Field(min_length=1)
-    )
+    tools: Annotated[list[Annotated[NamedFunction, FUNCTIONS_ONLY]], FIRST_FAULT, at_most(128)] = Field(min_length=1)
 
 
 def _choice_kind(value: Any) -> str:
@@ -187,9 +178,7 @@ class InputFields(RequestBody):
     instructions: str | None = None
     previous_response_id: str | None = Field(None, min_length=1, max_length=128)
     conversation: Annotated[ConversationRef | None, BeforeValidator(_conversation_id)] = None
-    tools: Annotated[list[Annotated[FunctionTool, BeforeValidator(_function_only)]], FIRST_FAULT, at_most(128)] = Field(
-        default=[]
-    )
+    tools: Annotated[list[Annotated[FunctionTool, FUNCTIONS_ONLY]], FIRST_FAULT, at_most(128)] = Field(default=[])
     tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True
     reasoning: Reasoning | None = None

@@ -55,6 +55,19 @@ def at_most(most: int) -> BeforeValidator:
     return BeforeValidator(check)
 
 
+def only_kinds(*kinds: str, error: str, message: str) -> BeforeValidator:
+    """Names the `type` of a record that is none of `kinds`, instead of listing every field in it that we do not know.
+    `message` may hold `{kind}`."""
+
+    def check(value: Any) -> Any:
+        kind = value.get("type") if isinstance(value, dict) else None
+        if isinstance(kind, str) and kind not in kinds:
+            raise PydanticCustomError(error, message, {"kind": kind[:64], "param_suffix": "type"})
+        return value
+
+    return BeforeValidator(check)
+
+
 class RequestBody(Strict):
     """A whole request body. `refused` maps the fields that are documented but not served to what to say of them."""
 

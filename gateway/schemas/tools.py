@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
-from noria.gateway.schemas.strict import FIRST_FAULT, Strict, at_most
+from noria.gateway.schemas.strict import FIRST_FAULT, Strict, at_most, only_kinds
 from noria.gateway.tools import Choice, Function, Tools
 
 MAX_TOOLS = 128
@@ -41,13 +41,9 @@ class FunctionSpec(Strict):
         return Function(self.name, self.description, self.parameters, self.strict)
 
 
-def _functions_only(value: Any) -> Any:
-    """Name the kind of a tool that is no function, instead of listing what is missing in it."""
-    kind = value.get("type") if isinstance(value, dict) else None
-    if isinstance(kind, str) and kind != "function":
-        known = {"kind": kind[:64], "param_suffix": "type"}
-        raise PydanticCustomError("tool_kind", "tools of type '{kind}' are not supported: only functions are", known)
-    return value
+FUNCTIONS_ONLY = only_kinds(
+    "function", error="tool_kind", message="tools of type '{kind}' are not supported: only functions are"
+)
 
 
 class FunctionTool(Strict):
@@ -66,7 +62,7 @@ class NamedChoice(Strict):
 
 class AllowedTools(Strict):
     mode: Literal["auto", "required"]
-    tools: Annotated[list[Annotated[NamedChoice, BeforeValidator(_functions_only)]], FIRST_FAULT, at_most(MAX_TOOLS)]
+    tools: Annotated[list[Annotated[NamedChoice, FUNCTIONS_ONLY]], FIRST_FAULT, at_most(MAX_TOOLS)]
 
 
 class AllowedToolsChoice(Strict):
@@ -74,18 +70,13 @@ class AllowedToolsChoice(Strict):
     allowed_tools: AllowedTools
 
 
-def _known_choice(value: Any) -> Any:
-    kind = value.get("type") if isinstance(value, dict) else None
-    if isinstance(kind, str) and kind not in ("function", "allowed_tools"):
-        known = {"kind": kind[:64], "param_suffix": "type"}
-        raise PydanticCustomError("tool_kind", "'{kind}' is not supported: only functions are", known)
-    return value
-
-
-Tool = Annotated[FunctionTool, BeforeValidator(_functions_only)]
+_KNOWN_CHOICE = only_kinds(
+    "function", "allowed_tools", error="tool_kind", message="'{kind}' is not supported: only functions are"
+)
+Tool = Annotated[FunctionTool, FUNCTIONS_ONLY]
 ToolChoice = Annotated[
     Literal["none", "auto", "required"] | Annotated[NamedChoice | AllowedToolsChoice, Field(discriminator="type")],
-    BeforeValidator(_known_choice),
+    _KNOWN_CHOICE,
 ]
 ToolList = Annotated[list[Tool], FIRST_FAULT, at_most(MAX_TOOLS)]
 FunctionList = Annotated[list[FunctionSpec], FIRST_FAULT, at_most(MAX_TOOLS)]

@@ -3,7 +3,6 @@
 
 #include <math.h>
 
-
 /* y = x / sqrt(mean(x^2) + eps) * weight for the rows of x [rows, width]; width is a multiple of 8. */
 NORIA_API void noria_rms_norm(const float *x, const float *weight, float eps, int64_t rows, int64_t width, float *y,
                               int threads) {
