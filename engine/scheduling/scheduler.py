@@ -141,7 +141,7 @@ class Scheduler:
         are free for the next `select`."""
         progress: list[Progress] = []
         block_size = self.kv.block_size
-        for (request, start, num_tokens, _, samples, is_padding, draft), tokens in zip(batch.rows, sampled, strict=True):
+        for (request, start, count, _, samples, is_padding, draft), tokens in zip(batch.rows, sampled, strict=True):
             request.in_flight = False
             if is_padding:
                 continue
@@ -149,10 +149,10 @@ class Scheduler:
             finish = request.cancelled
             if samples and finish is None:
                 kept, finish = request.extend(tokens, self.max_model_len)
-            request.num_computed = num_computed = start + num_tokens
             if draft:  # keys and values of wrong guesses are written over
-                request.num_computed = num_computed = num_computed - len(draft) + self._count_draft(request, draft, kept)
-            if num_computed >= (request.num_registered + 1) * block_size:
+                count += self._count_draft(request, draft, kept) - len(draft)
+            request.num_computed = start + count
+            if start + count >= (request.num_registered + 1) * block_size:
                 self.kv.register(request)
             if finish is None and samples:
                 progress.append(Progress(request, kept, None))
