@@ -5,7 +5,6 @@ Knows pydantic and typer; not what any setting means.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from inspect import Parameter
@@ -14,11 +13,11 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 import typer
 from pydantic import AliasChoices, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings
+from pydantic_settings import BaseSettings, SettingsError
 
 Settings = TypeVar("Settings", bound=BaseSettings)
 
-ENVIRONMENT_ONLY = frozenset({"redis_url", "api_key"})
+ENVIRONMENT_ONLY = frozenset({"redis_url", "redis_password", "api_key"})
 """Fields that may hold a secret: handed to a child process through its environment, never through its arguments,
 which every user of the machine can read."""
 
@@ -62,13 +61,16 @@ def parameters(*panels: Panel) -> list[Parameter]:
 
 
 def build(settings: type[Settings], given: Mapping[str, Any]) -> Settings:
-    """The settings from options, then the environment, then defaults. `given` may hold other classes' fields too.
+    """The settings from options, then the environment, then the file, then defaults. `given` may hold other classes'
+    fields too.
 
     Raises BadSetting for the first value that does not fit.
     """
     chosen = only(settings, given)
     try:
         return settings(**{_key(settings, name): value for name, value in chosen.items()})
+    except SettingsError as error:
+        raise BadSetting(str(error)) from None
     except ValidationError as error:
         first = error.errors()[0]
         name = _field_named(settings, str(first["loc"][0]))
@@ -97,9 +99,14 @@ def as_arguments(settings: type[BaseSettings], given: Mapping[str, Any]) -> list
     return arguments
 
 
-def in_environment(settings: type[BaseSettings], name: str) -> bool:
-    """True if the environment sets this field."""
-    return _variable(settings, name) in os.environ
+def is_given(settings: type[BaseSettings], name: str) -> bool:
+    """True if the environment or the configuration file sets this field. Raises BadSetting."""
+    return name in build(settings, {}).model_fields_set
+
+
+def variables(settings: type[BaseSettings]) -> set[str]:
+    """Every environment variable that the class reads."""
+    return {_variable(settings, name) for name in settings.model_fields}
 
 
 def _option(name: str, info: FieldInfo, title: str, variables: list[str]) -> Any:

@@ -22,7 +22,7 @@ from noria.embedded_store import StoreError, default_state_dir, running_store
 from noria.engine.config import EngineConfig
 from noria.engine.wire.broker import BrokerUnavailable, QueueFull
 from noria.engine.wire.queue_view import DeadLetter, NoSuchLetter, PoolView, QueueView, open_view
-from noria.options import build, in_environment
+from noria.options import build, is_given
 from noria.supervisor import EXIT_CONFIGURATION, EXIT_FAILED
 
 TOP_TENANTS = 10
@@ -81,7 +81,7 @@ def _url(redis_url: str | None, state_dir: Path | None) -> str:
     """The one given, else the environment's, else the store of a `noria serve` that runs here, else the default."""
     if redis_url is not None:
         return redis_url
-    if state_dir is not None or not in_environment(EngineConfig, "redis_url"):
+    if state_dir is not None or not is_given(EngineConfig, "redis_url"):
         try:
             found = running_store((state_dir or default_state_dir()).expanduser().absolute())
         except (StoreError, OSError):
