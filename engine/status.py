@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 
 from noria.engine.engine import Engine
 from noria.engine.wire.exposition import CONTENT_TYPE, Page, engine_families
+from noria.version import __version__
 
 _PATIENCE = 5.0
 """Seconds for a client to send its request."""
@@ -32,7 +33,7 @@ class StatusPages:
         self._stuck_after = stuck_after
         self._engine: Engine | None = None
         self._names = ("", "")
-        self._page = Page("engine", vllm_names=vllm_names)
+        self._page = Page("engine", __version__, vllm_names=vllm_names)
         self._page.registry.register(_Figures(self))
         pages = self
 

@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 
 from noria.engine.wire.broker import ModelStatus
 from noria.engine.wire.exposition import Page, engine_families
+from noria.version import __version__
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series per counter, which nobody reads
 
@@ -40,7 +41,7 @@ class GatewayMetrics:
     """One page of its own per app. Latencies are in seconds."""
 
     def __init__(self, snapshot: Callable[[], Iterable[ModelStatus]], *, vllm_names: bool = False) -> None:
-        self._page = Page("gateway", vllm_names=vllm_names)
+        self._page = Page("gateway", __version__, vllm_names=vllm_names)
         registry = self._page.registry
         registry.register(_Pools(snapshot))
         self.requests = Counter(

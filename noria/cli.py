@@ -1,4 +1,4 @@
-"""The `noria` command: `serve`, `gateway`, `engine`, `queue`, `doctor`, `models`, `simulate`, `trace`.
+"""The `noria` command: `serve`, `gateway`, `engine`, `queue`, `top`, `doctor`, `config`, `models`, `simulate`, `trace`.
 
 Exit codes: 0 done or stopped as asked; 1 something around it failed (a port in use, a store out of reach), the same
 command may work later; 2 it cannot work as asked (an option, the model, the memory); 130 stopped by force.
@@ -14,7 +14,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 
@@ -145,6 +145,37 @@ def doctor(
     return doctor(all_checks(_given(model=model, redis_url=redis_url), state_dir, engine_check), as_json=json)
 
 
+def config(
+    word: Annotated[Literal["check", "show"], typer.Argument(help="check: is it sound; show: what it comes to.")],
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", help="Settings as TOML. (NORIA_CONFIG)", show_default=False)
+    ] = None,
+) -> int:
+    """Check a configuration file, or show what it and the environment come to."""
+    _read_settings_from(file)
+    from noria.config_file import check, show
+
+    return check() if word == "check" else show()
+
+
+def top(
+    redis_url: Annotated[
+        str | None, typer.Option(help="The store; else that of the noria serve that runs here. (NORIA_REDIS_URL)")
+    ] = None,
+    state_dir: Annotated[Path | None, typer.Option(help="State folder of the noria serve to look at.")] = None,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Show one look, after one interval, and end.")] = False,
+) -> int:
+    """Watch models, queues, engines and tenants live, until Ctrl-C."""
+    from noria.queue import CannotShow, find_store
+    from noria.top import top
+
+    try:
+        return top(find_store(redis_url, state_dir), interval, once=once)
+    except CannotShow as error:
+        _fail(str(error), error.code)
+
+
 def models() -> None:
     """List the models that lie on this machine."""
     from rich.console import Console
@@ -221,6 +252,8 @@ COMMANDS: dict[Callable[..., int | None], Callable[[], list[inspect.Parameter]] 
     engine: _engine_parameters,
     queue: None,
     doctor: None,
+    config: None,
+    top: None,
     models: None,
     simulate: _simulate_parameters,
     trace: _trace_parameters,

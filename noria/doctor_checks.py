@@ -15,7 +15,7 @@ from noria.embedded_store import StoreError, default_state_dir, running_store
 from noria.engine.config import EngineConfig
 from noria.gateway.config import GatewaySettings
 from noria.machine_checks import check_door, check_limits, check_settings
-from noria.options import BadSetting, build, is_given
+from noria.options import BadSetting, build, in_environment
 from noria.store_checks import check_store
 
 EngineCheck = Callable[[EngineConfig], Iterable[Finding]]
@@ -36,7 +36,7 @@ def all_checks(given: Mapping[str, Any], state_dir: Path | None, engine: EngineC
 
 
 def _store_check(given: Mapping[str, Any], config: EngineConfig, folder: Path) -> Check:
-    if "redis_url" in given or is_given(EngineConfig, "redis_url"):
+    if "redis_url" in given or in_environment(EngineConfig, "redis_url"):
         return partial(check_store, config.redis_url)
     try:
         running = running_store(folder)

@@ -5,6 +5,7 @@ Knows pydantic and typer; not what any setting means.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from inspect import Parameter
@@ -14,6 +15,8 @@ import typer
 from pydantic import AliasChoices, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, SettingsError
+
+from noria.engine.wire.settings import CONFIG_VARIABLE
 
 Settings = TypeVar("Settings", bound=BaseSettings)
 
@@ -74,7 +77,7 @@ def build(settings: type[Settings], given: Mapping[str, Any]) -> Settings:
     except ValidationError as error:
         first = error.errors()[0]
         name = _field_named(settings, str(first["loc"][0]))
-        where = flag(name) if name in chosen else _variable(settings, name)
+        where = flag(name) if name in chosen else _origin(settings, name)
         message = first["msg"].removeprefix("Value error, ")
         quoted = name in ENVIRONMENT_ONLY or repr(first["input"]) in message
         value = "" if quoted else f", not {first['input']!r}"
@@ -99,8 +102,8 @@ def as_arguments(settings: type[BaseSettings], given: Mapping[str, Any]) -> list
     return arguments
 
 
-def is_given(settings: type[BaseSettings], name: str) -> bool:
-    """True if the environment or the configuration file sets this field. Raises BadSetting."""
+def in_environment(settings: type[BaseSettings], name: str) -> bool:
+    """True if the environment, or a file that it names, sets this field. Raises BadSetting."""
     return name in build(settings, {}).model_fields_set
 
 
@@ -126,6 +129,15 @@ def _plain_type(info: FieldInfo) -> Any:
     if get_origin(annotation) is Literal and all(isinstance(choice, str) for choice in get_args(annotation)):
         return annotation
     return annotation if annotation in (bool, int, float) else str
+
+
+def _origin(settings: type[BaseSettings], name: str) -> str:
+    """How a person names the place that a field's value came from, where it was no option."""
+    variable = _variable(settings, name)
+    config = os.environ.get(CONFIG_VARIABLE)
+    if variable in os.environ or f"{variable}_FILE" in os.environ or not config:
+        return variable
+    return f"{config}: [{getattr(settings, 'table', '')}] {name}"
 
 
 def _aliases(info: FieldInfo) -> list[str]:

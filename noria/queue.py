@@ -22,7 +22,7 @@ from noria.embedded_store import StoreError, default_state_dir, running_store
 from noria.engine.config import EngineConfig
 from noria.engine.wire.broker import BrokerUnavailable, QueueFull
 from noria.engine.wire.queue_view import DeadLetter, NoSuchLetter, PoolView, QueueView, open_view
-from noria.options import build, is_given
+from noria.options import build, in_environment
 from noria.supervisor import EXIT_CONFIGURATION, EXIT_FAILED
 
 TOP_TENANTS = 10
@@ -39,7 +39,7 @@ class CannotShow(Exception):
 
 def queue_command(words: Sequence[str], redis_url: str | None, state_dir: Path | None, *, as_json: bool) -> int:
     """Run `noria queue WORDS`; returns the exit code. Raises CannotShow."""
-    url = _url(redis_url, state_dir)
+    url = find_store(redis_url, state_dir)
     try:
         with open_view(url) as view:
             return _run(list(words), view, as_json)
@@ -77,11 +77,11 @@ def _run(words: list[str], view: QueueView, as_json: bool) -> int:
     return 0
 
 
-def _url(redis_url: str | None, state_dir: Path | None) -> str:
+def find_store(redis_url: str | None, state_dir: Path | None) -> str:
     """The one given, else the environment's, else the store of a `noria serve` that runs here, else the default."""
     if redis_url is not None:
         return redis_url
-    if state_dir is not None or not is_given(EngineConfig, "redis_url"):
+    if state_dir is not None or not in_environment(EngineConfig, "redis_url"):
         try:
             found = running_store((state_dir or default_state_dir()).expanduser().absolute())
         except (StoreError, OSError):

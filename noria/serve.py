@@ -26,7 +26,7 @@ from noria.engine.models.source import resolve
 from noria.engine.wire import logs
 from noria.engine.wire.connection import BrokerUnavailable, Store
 from noria.gateway.config import GatewaySettings
-from noria.options import as_arguments, build, is_given
+from noria.options import as_arguments, build, in_environment
 from noria.supervisor import EXIT_CONFIGURATION, EXIT_FAILED, Supervisor
 
 ENGINE_MARGIN = 15.0  # on top of the engine's own time to drain: to end an iteration and hand its requests back
@@ -57,7 +57,7 @@ def serve(given: Mapping[str, Any], state_dir: Path | None) -> int:
         raise CannotStart(str(error), EXIT_CONFIGURATION) from None
     folder = (state_dir or default_state_dir()).expanduser().absolute()
     key, key_file = (None, folder) if gateway.api_keys else _kept_key(folder)
-    given_url = "redis_url" in given or is_given(EngineConfig, "redis_url")
+    given_url = "redis_url" in given or in_environment(EngineConfig, "redis_url")
     if given_url:
         _check_redis(engine.redis_url)
         store = None

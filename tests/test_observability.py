@@ -94,7 +94,7 @@ def test_gateway_and_engine_name_the_same_things_alike(texts: dict[str, str]) ->
     for page in ("gateway", "engine"):
         assert {f.name: f.type for f in families[page] if f.name.startswith("noria_engine_")} == engine
     for family in (*families["gateway"], *families["engine"]):
-        assert re.match(r"noria_(gateway|engine)_|noria_(build|engines|queue_depth)$|process_|vllm:", family.name)
+        assert re.match(r"noria_(gateway|engine)_|noria_(build_info|engines|queue_depth)$|process_|vllm:", family.name)
         labels = {label for sample in family.samples for label in sample.labels} - {"le"}
         assert labels <= {
             "model", "engine", "class", "endpoint", "status", "finish", "outcome", "role", "version",

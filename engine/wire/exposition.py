@@ -19,7 +19,6 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from noria.engine.wire.messages import ITERATION_ROWS, ITERATION_SECONDS, EngineStats
-from noria.version import __version__
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -122,10 +121,10 @@ def engine_families(pools: Iterable[tuple[str, Mapping[str, EngineStats]]]) -> I
 class Page:
     """One process' page: `registry` takes what is to be on it, beside the process' memory, descriptors and version."""
 
-    def __init__(self, role: str, *, vllm_names: bool = False) -> None:
+    def __init__(self, role: str, version: str, *, vllm_names: bool = False) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self.registry.register(_Build(role))
+        self.registry.register(_Build(role, version))
         self._vllm_names = vllm_names
 
     def render(self) -> bytes:
@@ -135,11 +134,11 @@ class Page:
 
 
 class _Build(Collector):
-    def __init__(self, role: str) -> None:
-        self._role = role
+    def __init__(self, role: str, version: str) -> None:
+        self._labels = {"role": role, "version": version}
 
     def collect(self) -> Iterator[Metric]:
-        yield InfoMetricFamily("noria_build", "What runs here", {"version": __version__, "role": self._role})
+        yield InfoMetricFamily("noria_build", "What runs here", self._labels)
 
 
 class _VllmNames(Collector):

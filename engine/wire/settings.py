@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 from urllib.parse import quote, urlsplit
 
 from pydantic import SecretStr, ValidationInfo
-from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsError
 
 CONFIG_VARIABLE = "NORIA_CONFIG"
@@ -42,13 +41,13 @@ class Settings(BaseSettings):
 class _NamedFiles(EnvSettingsSource):
     """`NORIA_API_KEY_FILE=/run/secrets/api_key` and the like."""
 
-    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-        key, is_complex = field_name, False
-        for key, variable, is_complex in self._extract_field_info(field, field_name):
-            path = self.env_vars.get(f"{variable}_file".lower())
-            if path:
-                return _content(Path(path), f"{variable}_FILE".upper()), key, is_complex
-        return None, key, is_complex
+    def __call__(self) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        for name, field in self.settings_cls.model_fields.items():
+            for key, variable, _ in self._extract_field_info(field, name):
+                if path := self.env_vars.get(f"{variable}_file".lower()):
+                    values[key] = _content(Path(path), f"{variable}_FILE".upper())
+        return values
 
 
 class _TomlFile(EnvSettingsSource):

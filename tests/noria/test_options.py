@@ -8,7 +8,7 @@ import pytest
 
 from noria.engine.config import EngineConfig
 from noria.gateway.config import GatewaySettings
-from noria.options import BadSetting, Panel, as_arguments, build, flag, is_given, only, parameters
+from noria.options import BadSetting, Panel, as_arguments, build, flag, in_environment, only, parameters
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +44,7 @@ def test_help_names_the_default_and_the_variables() -> None:
 def test_options_beat_the_environment_which_beats_defaults(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     default = build(settings, {}).redis_url
     monkeypatch.setenv("NORIA_REDIS_URL", "redis://environment:1/0")
-    assert is_given(settings, "redis_url")
+    assert in_environment(settings, "redis_url")
     assert build(settings, {}).redis_url == "redis://environment:1/0" != default
     assert build(settings, {"redis_url": "redis://option:2/0"}).redis_url == "redis://option:2/0"
 
