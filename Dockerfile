@@ -49,8 +49,12 @@ COPY noria noria
 COPY gateway gateway
 COPY engine engine
 COPY kernels kernels
+# Without CUDA nothing calls Triton, which is a gigabyte. The kernels are compiled here, so that no image needs to.
 RUN pip --python /opt/noria/bin/python install --no-deps . \
- && cd / && /opt/noria/bin/python -m noria.kernels.cpu.library --bundle
+ && cd / \
+ && if /opt/noria/bin/python -c "import sys, torch; sys.exit(torch.version.cuda is not None)"; \
+    then pip --python /opt/noria/bin/python uninstall --yes triton; fi \
+ && /opt/noria/bin/python -m noria.kernels.cpu.library --bundle
 
 # --- what is shipped -------------------------------------------------------------------------------------------------
 
