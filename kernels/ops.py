@@ -15,6 +15,7 @@ from torch import Tensor
 
 from noria.kernels.cpu import library, native_ops
 from noria.kernels.cpu.native_ops import NativeOps
+from noria.kernels.layers import LayerWeights
 from noria.kernels.layout import RaggedLayout
 from noria.kernels.pools import KVPools
 from noria.kernels.torch_ops import TorchOps
@@ -47,9 +48,11 @@ class Ops(Protocol):
     ) -> KVPools:
         """Empty pools. The system hands out zeroed pages on first touch: memory is taken as blocks are written."""
 
-    def plan_step(self, layout: RaggedLayout, positions: Tensor, angles: Tensor, kv: KVPools, scale: float) -> Any:
+    def plan_step(
+        self, layout: RaggedLayout, positions: Tensor, angles: Tensor, kv: KVPools, num_heads: int, scale: float
+    ) -> Any:
         """What all layers of a step share. positions int64 [T]; angles [positions, D]: cosines, then sines, of each
-        position's D / 2 rotary angles; `scale` multiplies the scores."""
+        position's D / 2 rotary angles; `num_heads` is Hq; `scale` multiplies the scores."""
 
     def rope_write_kv(self, qkv: Tensor, kv: KVPools, layer: int, plan: Any) -> Tensor:
         """Rotate the queries and keys of qkv [T, (Hq + 2 Hk) D], store keys and values at their slots in the layer's
@@ -64,6 +67,13 @@ class Ops(Protocol):
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """silu(gate) * up for gate_up [T, 2F] = gate beside up -> [T, F]."""
+
+    def pack_layers(self, layers: Sequence[LayerWeights]) -> Any:
+        """A decoder's layers, their linears packed here, for `run_layers`."""
+
+    def run_layers(self, x: Tensor, layers: Any, eps: float, kv: KVPools, plan: Any) -> Tensor:
+        """x [T, C] through all layers, bit for bit as `layers.run_layers` composes them of the operations above. x may
+        be overwritten."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,7 +111,8 @@ def demo(request: pytest.FixtureRequest) -> tuple[Decoder, Any]:
 
 def test_demo_logits_equal_transformers(demo: tuple[Decoder, Any]) -> None:
     model, reference = demo
-    check_ragged(model, reference, random_prompts(model.spec.vocab_size, [3, 20, 1, 70, 17, 33]), 1e-4)
+    tolerance = 1e-3 if model.ops.name == "native" else 1e-4  # activations rounded to 16 bits, or not
+    check_ragged(model, reference, random_prompts(model.spec.vocab_size, [3, 20, 1, 70, 17, 33]), tolerance)
 
 
 def test_native_logits_have_the_same_bits_however_they_are_computed(demo: tuple[Decoder, Any]) -> None:
