@@ -44,7 +44,14 @@ BODIES: Mapping[str, tuple[type[RequestBody], ...]] = {
 }
 """By path, the schemas that a POST's JSON body is read with: one of them."""
 
-NO_JSON = frozenset(("/v1/batches/{batch_id}/cancel", "/v1/files", "/v1/responses/{response_id}/cancel"))
+NO_JSON = frozenset(
+    (
+        "/v1/admin/dead_letters/{letter_id}/requeue",
+        "/v1/batches/{batch_id}/cancel",
+        "/v1/files",
+        "/v1/responses/{response_id}/cancel",
+    )
+)
 """Paths whose POST takes no JSON body: none at all, or a form."""
 
 _ERROR = {
