@@ -1,35 +1,18 @@
-"""A decoder's layers, and how they are made of the operations.
+"""How a decoder's layers are made of the operations, one at a time: Llama's layer, norm before, rotary positions,
+grouped-query attention, SwiGLU.
 
-Llama's layer: norm before, rotary positions, grouped-query attention, SwiGLU. Knows no model, no requests.
+Knows no model, no requests.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
+from noria.kernels.ops import LayerWeights, Ops
 from noria.kernels.pools import KVPools
-
-if TYPE_CHECKING:
-    from noria.kernels.ops import Ops
-
-Packed = Any
-"""A linear layer as `Ops.pack_linear` laid it out."""
-
-
-@dataclass(frozen=True, slots=True)
-class LayerWeights:
-    """One layer. `qkv` gives queries, keys and values side by side; `gate_up` gives gate beside up."""
-
-    attention_norm: Tensor  # [hidden]
-    qkv: Packed  # [(Hq + 2 Hk) * D, hidden]
-    output: Packed  # [hidden, Hq * D]
-    ffn_norm: Tensor  # [hidden]
-    gate_up: Packed  # [2 * ffn, hidden]
-    down: Packed  # [hidden, ffn]
 
 
 def run_layers(ops: Ops, x: Tensor, layers: Sequence[LayerWeights], eps: float, kv: KVPools, plan: Any) -> Tensor:

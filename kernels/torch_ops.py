@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from noria.kernels import torch_attention
-from noria.kernels.layers import LayerWeights, run_layers
+from noria.kernels.layers import run_layers
 from noria.kernels.layout import RaggedLayout
+from noria.kernels.ops import LayerWeights
 from noria.kernels.pools import KVPools
 from noria.kernels.torch_attention import AttentionPlan
 from noria.kernels.weights import Weight, as_floats

@@ -14,8 +14,7 @@ from torch import Tensor
 from noria.engine.models.decoder import DecoderWeights
 from noria.engine.models.errors import ModelError
 from noria.engine.models.spec import ModelSpec
-from noria.kernels.layers import LayerWeights
-from noria.kernels.ops import Ops
+from noria.kernels.ops import LayerWeights, Ops
 from noria.kernels.weights import Weight
 
 AnyWeight = TypeVar("AnyWeight", Tensor, Weight)

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from noria.engine.models.rope import RotaryAngles
 from noria.engine.models.spec import ModelSpec
-from noria.kernels.layers import LayerWeights
 from noria.kernels.layout import RaggedLayout
-from noria.kernels.ops import Ops
+from noria.kernels.ops import LayerWeights, Ops
 from noria.kernels.pools import KVPools
 
 

@@ -112,9 +112,14 @@ INLINE void store(const Product *job, const int R, int64_t row, int64_t panel, S
             const int64_t o = panel * PANEL + 8 * h, left = job->out - o;
             if (left <= 0) continue;
             float *y = job->y + (row + r) * job->y_stride + o;
-            const __m256i mask = _mm256_cmpgt_epi32(_mm256_set1_epi32(left > 8 ? 8 : (int)left),
-                                                    _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
             __m256 value = sums[r][h];
+            if (left >= 8) { /* apart from the rest: masked stores are slow on some machines */
+                if (job->bias) value = _mm256_add_ps(value, _mm256_loadu_ps(job->bias + o));
+                if (job->add) value = _mm256_add_ps(value, _mm256_loadu_ps(y));
+                _mm256_storeu_ps(y, value);
+                continue;
+            }
+            const __m256i mask = _mm256_cmpgt_epi32(_mm256_set1_epi32((int)left), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
             if (job->bias) value = _mm256_add_ps(value, _mm256_maskload_ps(job->bias + o, mask));
             if (job->add) value = _mm256_add_ps(value, _mm256_maskload_ps(y, mask));
             _mm256_maskstore_ps(y, mask, value);

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from noria.kernels.cpu.library import Unavailable
 from noria.kernels.cpu.structs import Batch, Layer, Linear, Pools, Segment
-from noria.kernels.layers import LayerWeights
 from noria.kernels.layout import RaggedLayout
+from noria.kernels.ops import LayerWeights
 from noria.kernels.pools import KVPools
 from noria.kernels.weights import GroupedWeight, Weight
 

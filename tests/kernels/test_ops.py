@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from noria.kernels import reference
+from noria.kernels.choice import Sizes, choose
 from noria.kernels.cpu import library, native_ops
-from noria.kernels.layers import LayerWeights, run_layers
+from noria.kernels.layers import run_layers
 from noria.kernels.layout import RaggedLayout
-from noria.kernels.ops import Ops, Sizes, choose
+from noria.kernels.ops import LayerWeights, Ops
 from noria.kernels.pools import KVPools, kv_bytes_per_block
 from noria.kernels.torch_ops import TorchOps
 from noria.kernels.weights import GroupedWeight
@@ -152,7 +153,7 @@ def test_a_decode_row_has_the_same_bits_alone_and_among_others() -> None:
 
 _SAME_BITS = """
 import torch
-from noria.kernels.layers import LayerWeights, run_layers
+from noria.kernels.layers import run_layers
 from noria.kernels.layout import RaggedLayout
 from noria.kernels.torch_attention import plan_attention, ragged_attention
 

@@ -26,8 +26,8 @@ from noria.engine.models.decoder import Decoder
 from noria.engine.models.gguf_checkpoint import GGUFCheckpoint
 from noria.engine.models.safetensors_checkpoint import SafetensorsCheckpoint
 from noria.engine.models.source import resolve
+from noria.kernels.choice import Sizes, choose
 from noria.kernels.layout import RaggedLayout
-from noria.kernels.ops import Sizes, choose
 from noria.kernels.pools import KVPools
 
 BLOCK_SIZE = 16
