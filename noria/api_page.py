@@ -30,8 +30,8 @@ or deflate. A field that is not listed is refused with a 400 that names it, and 
 counts as absent. Fields that are no part of OpenAI's API are marked *ext*.
 
 Answers have OpenAI's fields. Beside them, a choice of chat completions and completions that has ended has vLLM's
-`stop_reason`: the stop string that was found, or the id in `stop_token_ids`; null where the model itself came to an end,
-or the tokens did.
+`stop_reason`: the stop string that was found, or the id in `stop_token_ids`; null where the model itself came to an
+end, or its tokens did.
 """
 
 
