@@ -36,6 +36,7 @@ from noria.gateway.endpoints import (
     metrics,
     models,
     openapi,
+    operations,
     responses,
     scoring,
     stored_completions,
@@ -60,6 +61,7 @@ from noria.gateway.stored_completions import StoredCompletions
 from noria.gateway.tickets import TicketOffice
 from noria.gateway.upkeep import Upkeep
 from noria.gateway.uploads import Uploads
+from noria.gateway.wheel import WheelFeed
 
 _NOUNS = (
     chat,
@@ -75,6 +77,7 @@ _NOUNS = (
     files,
     uploads,
     batches,
+    operations,
 )  # fmt: skip
 
 
@@ -115,6 +118,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
 
     dispatch = BatchDispatch(_batch_tools(services, batch_store, ask), services.drain, broker.boot_id)
     upkeep = Upkeep(services, background, dispatch)
+    wheel = WheelFeed(settings.redis_url)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -122,12 +126,14 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         yield
         await upkeep.stop()
         await batch_store.close()
+        await wheel.close()
 
     app = FastAPI(title="Noria", lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None)
     app.router.redirect_slashes = False
     app.state.services = services
     app.state.shelves = shelves
     app.state.background = background
+    app.state.wheel = wheel
     app.state.keys = KeyRing(settings.key_entries)
     errors.install(app)
     app.include_router(health.router)

@@ -49,6 +49,7 @@ BODIES: Mapping[str, tuple[type[RequestBody], ...]] = {
 
 NO_JSON = frozenset(
     (
+        "/v1/admin/dead_letters/{letter_id}/requeue",
         "/v1/batches/{batch_id}/cancel",
         "/v1/files",
         "/v1/responses/{response_id}/cancel",
