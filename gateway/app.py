@@ -41,6 +41,7 @@ from noria.gateway.endpoints import (
     scoring,
     stored_completions,
     tokenization,
+    uploads,
 )
 from noria.gateway.files import Files
 from noria.gateway.http.methods import Methods
@@ -59,6 +60,7 @@ from noria.gateway.services import Services
 from noria.gateway.stored_completions import StoredCompletions
 from noria.gateway.tickets import TicketOffice
 from noria.gateway.upkeep import Upkeep
+from noria.gateway.uploads import Uploads
 from noria.gateway.wheel import WheelFeed
 
 _NOUNS = (
@@ -73,6 +75,7 @@ _NOUNS = (
     scoring,
     tokenization,
     files,
+    uploads,
     batches,
     operations,
 )  # fmt: skip
@@ -87,6 +90,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     pump = FramePump(broker)
     records = RecordStore(settings.redis_url, record_limits(settings))
     batch_store = BatchStore(settings.redis_url)
+    stored_files = Files(records, settings.max_file_bytes)
     services = Services(
         settings,
         broker,
@@ -97,7 +101,8 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         TicketOffice(broker, settings.request_timeout),
         Lingering(pump, settings.resume_window),
         Drain(),
-        Files(records, settings.max_file_bytes),
+        stored_files,
+        Uploads(records, stored_files, settings.max_file_bytes),
         BatchRegister(records, batch_store),
         StoredCompletions(records, settings.response_ttl),
     )
