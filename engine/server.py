@@ -23,8 +23,10 @@ from noria.engine.memory import MemoryTooSmall, show_size
 from noria.engine.models.errors import ModelError
 from noria.engine.status import StatusPages
 from noria.engine.trace import IterationLog
+from noria.engine.wheel import Wheel
 from noria.engine.wire import logs
 from noria.engine.wire.broker import BrokerUnavailable, EngineBroker
+from noria.engine.wire.wheel import WheelChannel, WheelNews
 
 log = structlog.get_logger("noria.engine")
 
@@ -100,7 +102,8 @@ def _serve(
         assembly.close()
         broker.close()
         return EXIT_OK
-    engine = Engine(assembly.scheduler, assembly.executor, broker, assembly.card, assembly.grammars, trace)
+    wheel = _wheel(planned, broker.engine_id)
+    engine = Engine(assembly.scheduler, assembly.executor, broker, assembly.card, assembly.grammars, trace, wheel)
     broker.register(assembly.card, assembly.tokenizer_files)
     if pages is not None:
         pages.watch(engine, assembly.card.id, broker.engine_id)
@@ -123,6 +126,7 @@ def _serve(
         ended.set()
         heartbeat.join(HEARTBEAT_END)  # a thread that is alive when the interpreter ends can bring it down
         assembly.close()
+        wheel.close()
         broker.close()
         if trace is not None:
             trace.close()
@@ -151,6 +155,22 @@ def _find_store(broker: EngineBroker, seconds: float, stop: threading.Event) -> 
                 log.warning("waiting for the store", error=str(error), seconds=seconds)
             told = True
         stop.wait(STORE_RETRY)
+
+
+def _wheel(planned: Plan, engine_id: str) -> Wheel:
+    config = planned.config
+    bare = WheelNews(
+        model=planned.name,
+        engine=engine_id,
+        policy=config.policy,
+        max_batch_size=config.max_batch_size,
+        num_blocks=planned.num_blocks,
+        block_size=config.block_size,
+        at=0.0,
+        requests=[],
+        iterations=[],
+    )
+    return Wheel(WheelChannel(config.redis_url, planned.name), bare)
 
 
 def _beat(engine: Engine, broker: EngineBroker, config: EngineConfig, ended: threading.Event) -> None:

@@ -36,10 +36,12 @@ from noria.gateway.endpoints import (
     metrics,
     models,
     openapi,
+    operations,
     responses,
     scoring,
     stored_completions,
     tokenization,
+    uploads,
 )
 from noria.gateway.files import Files
 from noria.gateway.http.methods import Methods
@@ -58,6 +60,8 @@ from noria.gateway.services import Services
 from noria.gateway.stored_completions import StoredCompletions
 from noria.gateway.tickets import TicketOffice
 from noria.gateway.upkeep import Upkeep
+from noria.gateway.uploads import Uploads
+from noria.gateway.wheel import WheelFeed
 
 _NOUNS = (
     chat,
@@ -71,7 +75,9 @@ _NOUNS = (
     scoring,
     tokenization,
     files,
+    uploads,
     batches,
+    operations,
 )  # fmt: skip
 
 
@@ -84,6 +90,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     pump = FramePump(broker)
     records = RecordStore(settings.redis_url, record_limits(settings))
     batch_store = BatchStore(settings.redis_url)
+    stored_files = Files(records, settings.max_file_bytes)
     services = Services(
         settings,
         broker,
@@ -94,7 +101,8 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         TicketOffice(broker, settings.request_timeout),
         Lingering(pump, settings.resume_window),
         Drain(),
-        Files(records, settings.max_file_bytes),
+        stored_files,
+        Uploads(records, stored_files, settings.max_file_bytes),
         BatchRegister(records, batch_store),
         StoredCompletions(records, settings.response_ttl),
     )
@@ -110,6 +118,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
 
     dispatch = BatchDispatch(_batch_tools(services, batch_store, ask), services.drain, broker.boot_id)
     upkeep = Upkeep(services, background, dispatch)
+    wheel = WheelFeed(settings.redis_url)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -117,12 +126,14 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         yield
         await upkeep.stop()
         await batch_store.close()
+        await wheel.close()
 
     app = FastAPI(title="Noria", lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None)
     app.router.redirect_slashes = False
     app.state.services = services
     app.state.shelves = shelves
     app.state.background = background
+    app.state.wheel = wheel
     app.state.keys = KeyRing(settings.key_entries)
     errors.install(app)
     app.include_router(health.router)

@@ -60,7 +60,10 @@ class GatewaySettings(Settings):
     )
     open_metrics: bool = Field(True, description="Serve /metrics without a key")
     vllm_metrics: bool = Field(False, description="Repeat figures under vLLM's names, for dashboards made for it")
-    cors_origins: str = Field("", description="Browser origins that may call the API, comma-separated; *: any")
+    cors_origins: str = Field(
+        "auto",
+        description="Browser origins that may call the API, comma-separated; *: any; auto: any if a key is asked for",
+    )
     max_body_bytes: int = Field(10 * 1024 * 1024, ge=1024, description="Largest request body")
     max_head_bytes: int = Field(64 * 1024, ge=1024, description="Largest request line and headers")
     head_timeout: float = Field(20.0, gt=0, description="Time for a client to send its headers")
@@ -114,6 +117,10 @@ class GatewaySettings(Settings):
 
     @property
     def allowed_origins(self) -> tuple[str, ...]:
+        """Any page may call a server that asks for a key, which no page has unless it was told; a server open to
+        everybody who can reach it would be open to every page in their browsers."""
+        if self.cors_origins == "auto":
+            return ("*",) if self.api_keys else ()
         return _split(self.cors_origins)
 
 

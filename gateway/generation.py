@@ -14,13 +14,14 @@ import structlog
 
 from noria.engine.wire.broker import StoreFault
 from noria.engine.wire.messages import TokenFrame, Usage
-from noria.gateway.choice import ChoiceReader, Delta, TextOptions, Transcript, one_by_one
+from noria.gateway.choice import ChoiceReader, Delta, TextOptions
 from noria.gateway.errors import SHUTTING_DOWN, UNEXPECTED, DeadlineExpired, EngineFault, GatewayError, ShuttingDown
 from noria.gateway.linger import Lingering
 from noria.gateway.metrics import GatewayMetrics
 from noria.gateway.model_directory import ServedModel
 from noria.gateway.origin import Origin
 from noria.gateway.tickets import Ticket
+from noria.gateway.transcript import Transcript, one_by_one
 
 log = structlog.get_logger(__name__)
 
@@ -197,6 +198,8 @@ class Generation:
             completion_tokens=sum(reader.num_tokens for reader in readers),
             cached_tokens=sum(reader.cached_tokens for reader in readers[::n]),
             reasoning_tokens=sum(reader.reasoning_tokens for reader in readers),
+            accepted_prediction_tokens=sum(reader.predicted_right for reader in readers),
+            rejected_prediction_tokens=sum(reader.predicted_wrong for reader in readers),
         )
 
     def cut_off(self) -> None:

@@ -30,6 +30,7 @@ from noria.gateway.sampling import seeds
 from noria.gateway.schemas.sampling import SamplingFields
 from noria.gateway.stored_completions import StoredCompletions
 from noria.gateway.tickets import Ticket, TicketOffice
+from noria.gateway.uploads import Uploads
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,7 @@ class Services:
     lingering: Lingering
     drain: Drain
     files: Files
+    uploads: Uploads
     batches: BatchRegister
     completions: StoredCompletions
 

@@ -42,6 +42,14 @@ def dead(model_id: str) -> str:
     return pool(model_id) + "dead"
 
 
+def wheel(model_id: str) -> str:
+    """Channel on which an engine tells watchers of its iterations."""
+    return pool(model_id) + "wheel"
+
+
+WHEELS = "noria:{*}:wheel"
+"""The pattern of all `wheel` channels."""
+
 _FRAMES = "noria:frames:"
 
 

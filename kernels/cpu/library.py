@@ -25,18 +25,20 @@ FLAGS = ("-O3", "-std=gnu11", "-fopenmp", "-fPIC", "-fvisibility=hidden", "-ffp-
 MACHINE_FLAGS = ("-mavx2", "-mfma", "-mf16c")
 BUILD_SECONDS = 180
 
-_P, _I, _L, _F = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
+_P, _I, _L, _F, _D = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float, ctypes.c_double
 _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "noria_runs_here": (_I, []),
     "noria_packed_bytes": (_L, [_I, _L, _L]),
     "noria_pack_floats": (None, [_I, _P, _L, _L, _L, _P]),
     "noria_pack_groups": (None, [_I, _P, _P, _P, _L, _L, _L, _P]),
     "noria_rows": (None, [_I, _P, _L, _P, _L, _P]),
-    "noria_linear": (None, [_I, _P, _P, _L, _L, _P, _L, _L, _P, _L, _I, _P, _I]),
-    "noria_attention": (_I, [_P, _L, _P, _P, _I, _P, _P, _P, _L, _P, _L, _I, _I, _I, _F, _L, _P, _I]),
-    "noria_rope_write_kv": (None, [_P, _P, _P, _P, _L, _I, _I, _I, _I, _P, _P, _I, _I]),
-    "noria_rms_norm": (None, [_P, _P, _F, _L, _L, _P, _I]),
-    "noria_silu_mul": (None, [_P, _L, _L, _P, _I]),
+    # These end with scratch and threads: without scratch they tell how many bytes of it they need.
+    "noria_linear": (_L, [_P, _P, _L, _L, _P, _L, _I, _P, _I]),
+    "noria_attention": (_L, [_P, _P, _P, _L, _P, _P, _I]),
+    "noria_rope_write_kv": (_L, [_P, _P, _P, _P, _I]),
+    "noria_rms_norm": (_L, [_P, _P, _F, _L, _L, _P, _P, _I]),
+    "noria_silu_mul": (_L, [_P, _L, _L, _P, _P, _I]),
+    "noria_layers": (_L, [_P, _P, _L, _P, _D, _P, _P, _I]),
 }
 
 

@@ -16,7 +16,7 @@ def samples(text):
 def test_health_needs_no_key(gateway):
     with gateway.client(key=None) as client:
         assert client.get("/healthz").status_code == 200
-        assert client.get("/readyz").json() == {"status": "ready", "models": ["tiny"]}
+        assert client.get("/readyz").json() == client.get("/health").json() == {"status": "ready", "models": ["tiny"]}
         assert client.head("/healthz").status_code == 200
 
 
