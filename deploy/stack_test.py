@@ -3,6 +3,7 @@
 COMPOSE   "docker compose" or "podman-compose" (default: whichever is here)
 BUILD     what takes a tag and docker build's arguments   (default: "docker build -t" or "podman build -t")
 TORCH_INDEX, DEMO_MODEL   as in .env.example
+--no-build takes the images that are there; --keep leaves everything up.
 
 Knows the stack from outside: containers, the public API, and `noria queue` inside a gateway.
 """
@@ -214,7 +215,8 @@ def restart_redis_under_a_queue(client: openai.OpenAI, expected: str) -> None:
 def main() -> None:
     say(f"{shlex.join(COMPOSE)}, {shlex.join(BUILD)}")
     run("deploy/make-secrets")
-    build()
+    if "--no-build" not in sys.argv:
+        build()
     try:
         compose("up", "-d")
         eventually("ready", ready, 300)
