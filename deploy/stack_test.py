@@ -155,7 +155,7 @@ def smoke(client: openai.OpenAI) -> None:
     assert whole and "".join(pieces) == whole and len(pieces) > 4, (whole, pieces)
     assert [model.id for model in client.models.list()] == [MODEL]
     assert len(client.embeddings.create(model=MODEL, input="water").data[0].embedding) > 100
-    assert client.responses.create(model=MODEL, input="Hello", max_output_tokens=4).output_text
+    assert client.responses.create(model=MODEL, input="Hello", max_output_tokens=16).output_text
     assert httpx.get(f"{ORIGIN}/v1/models").status_code == 401
     assert httpx.get(f"{ORIGIN}/metrics").status_code == 404
     say(f"chat, stream, embeddings, responses through the openai SDK: {whole!r}")
