@@ -80,7 +80,14 @@ def page(container: str, url: str) -> str:
 
 
 def logs() -> str:
-    return "\n".join(run(DOCKER, "logs", "--tail", "15", container, check=False) for container in containers())
+    """The last lines of every container, standard error included."""
+    found = []
+    for container in containers():
+        done = subprocess.run(
+            [DOCKER, "logs", "--tail", "8", container], env=ENVIRONMENT, capture_output=True, text=True
+        )
+        found.append(f"== {container}\n{done.stdout}{done.stderr}")
+    return "\n".join(found)
 
 
 def image_size(tag: str) -> float:
@@ -234,7 +241,8 @@ def main() -> None:
         check_hardening()
         say(f"after that it has {resident(gateway):.0f} MiB, the engine {resident(*containers('engine')):.0f} MiB")
         expected = text_of(client)
-        compose("up", "-d", "--scale", "gateway=2", "--scale", "engine=2")
+        ENVIRONMENT.update(NORIA_GATEWAYS="2", NORIA_ENGINES="2")
+        compose("up", "-d")
         eventually("two of each", lambda: len(containers("gateway")) == 2 and len(live_engines()) == 2)
         eventually("ready", ready)
         say("two gateways, two engines")
