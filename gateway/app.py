@@ -37,6 +37,7 @@ from noria.gateway.endpoints import (
     models,
     openapi,
     operations,
+    pages,
     responses,
     scoring,
     stored_completions,
@@ -133,6 +134,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     errors.install(app)
     app.include_router(health.router)
     app.include_router(metrics.router)
+    app.include_router(pages.router)
     for prefix in ("/v1", ""):
         for noun in _NOUNS:
             app.include_router(noun.router, prefix=prefix)
