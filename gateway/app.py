@@ -86,7 +86,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     limits = QueueLimits(depth=settings.max_queued, tenant_depth=settings.max_queued_per_tenant)
     broker = GatewayBroker(settings.redis_url, limits=limits)
     directory = ModelDirectory(broker)
-    counted = GatewayMetrics(directory.models_now)
+    counted = GatewayMetrics(directory.models_now, vllm_names=settings.vllm_metrics)
     pump = FramePump(broker)
     records = RecordStore(settings.redis_url, record_limits(settings))
     batch_store = BatchStore(settings.redis_url)

@@ -37,7 +37,7 @@ class CannotShow(Exception):
 
 def queue_command(words: Sequence[str], redis_url: str | None, state_dir: Path | None, *, as_json: bool) -> int:
     """Run `noria queue WORDS`; returns the exit code. Raises CannotShow."""
-    url = _url(redis_url, state_dir)
+    url = find_store(redis_url, state_dir)
     try:
         with open_view(url) as view:
             return _run(list(words), view, as_json)
@@ -75,7 +75,7 @@ def _run(words: list[str], view: QueueView, as_json: bool) -> int:
     return 0
 
 
-def _url(redis_url: str | None, state_dir: Path | None) -> str:
+def find_store(redis_url: str | None, state_dir: Path | None) -> str:
     """The one given, else the environment's, else the store of a `noria serve` that runs here, else the default."""
     if redis_url is not None:
         return redis_url
