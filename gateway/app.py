@@ -36,6 +36,8 @@ from noria.gateway.endpoints import (
     metrics,
     models,
     openapi,
+    organizations,
+    projects,
     responses,
     scoring,
     stored_completions,
@@ -56,6 +58,7 @@ from noria.gateway.responses.conversations import ConversationShelf
 from noria.gateway.responses.stored import ResponseShelf
 from noria.gateway.services import Services
 from noria.gateway.stored_completions import StoredCompletions
+from noria.gateway.tenancy.tenancy import Tenancy
 from noria.gateway.tickets import TicketOffice
 from noria.gateway.upkeep import Upkeep
 
@@ -72,6 +75,8 @@ _NOUNS = (
     tokenization,
     files,
     batches,
+    organizations,
+    projects,
 )  # fmt: skip
 
 
@@ -97,6 +102,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         Files(records, settings.max_file_bytes),
         BatchRegister(records, batch_store),
         StoredCompletions(records, settings.response_ttl),
+        None if settings.pepper is None else Tenancy(settings.redis_url, settings.pepper),
     )
     shelves = Shelves(
         ResponseShelf(services.records, settings.response_ttl),
@@ -117,6 +123,8 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         yield
         await upkeep.stop()
         await batch_store.close()
+        if services.tenancy is not None:
+            await services.tenancy.close()
 
     app = FastAPI(title="Noria", lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None)
     app.router.redirect_slashes = False

@@ -12,6 +12,8 @@ from typing import Literal
 from pydantic import AliasChoices, Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from noria.gateway.tenancy.credentials import Pepper
+
 MAX_WEIGHT = 1000.0
 _ENTRY = re.compile(
     r"(?P<tenant>[A-Za-z0-9_.-]{1,64})(?:\*(?P<weight>[0-9]+(?:\.[0-9]+)?))?(?:@(?P<group>[A-Za-z0-9_.-]{1,64}))?"
@@ -49,6 +51,11 @@ class GatewaySettings(BaseSettings):
         SecretStr(""),
         validation_alias=AliasChoices("api_key", "NORIA_API_KEY"),
         description="Keys that are let in, comma-separated: KEY or TENANT*WEIGHT@CACHE_GROUP=KEY; none: everybody is",
+    )
+    key_pepper: SecretStr = Field(
+        SecretStr(""),
+        validation_alias=AliasChoices("key_pepper", "NORIA_KEY_PEPPER"),
+        description="Secret that stored API keys are hashed with; with it the admin API and its keys are there",
     )
     open_metrics: bool = Field(True, description="Serve /metrics without a key")
     cors_origins: str = Field("", description="Browser origins that may call the API, comma-separated; *: any")
@@ -89,6 +96,19 @@ class GatewaySettings(BaseSettings):
     def _are_entries(cls, value: SecretStr) -> SecretStr:
         parse_keys(value.get_secret_value())
         return value
+
+    @field_validator("key_pepper")
+    @classmethod
+    def _is_long_enough(cls, value: SecretStr) -> SecretStr:
+        if value.get_secret_value():
+            Pepper(value.get_secret_value())
+        return value
+
+    @property
+    def pepper(self) -> Pepper | None:
+        """None: there are no stored keys."""
+        text = self.key_pepper.get_secret_value()
+        return Pepper(text) if text else None
 
     @property
     def key_entries(self) -> tuple[KeyEntry, ...]:

@@ -29,6 +29,7 @@ from noria.gateway.pump import FramePump
 from noria.gateway.sampling import seeds
 from noria.gateway.schemas.sampling import SamplingFields
 from noria.gateway.stored_completions import StoredCompletions
+from noria.gateway.tenancy.tenancy import Caller, Tenancy
 from noria.gateway.tickets import Ticket, TicketOffice
 
 
@@ -36,12 +37,13 @@ from noria.gateway.tickets import Ticket, TicketOffice
 class Tenant:
     """Whom a request belongs to. `weight` is its share of a busy queue against other tenants'. It shares cached
     prefixes with the tenants of its `cache_group`, if it has one. With `queue` its requests wait in that class,
-    whatever they ask for."""
+    whatever they ask for. `caller` is who holds a stored key: for them limits are kept and usage is written down."""
 
     id: str = "default"
     weight: float = 1.0
     cache_group: str = ""
     queue: str | None = None
+    caller: Caller | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,7 @@ class Services:
     files: Files
     batches: BatchRegister
     completions: StoredCompletions
+    tenancy: Tenancy | None = None
 
     def generation(self, tenant: Tenant, question: Question, group: str, ticket: Ticket | None) -> Generation:
         """The answer's generation. Its requests are named after `group`. Nothing is sent before it is entered."""

@@ -1,4 +1,4 @@
-"""The `noria` command: `serve`, `gateway`, `engine`, `queue`, `models`, `simulate`, `trace`.
+"""The `noria` command: `serve`, `gateway`, `engine`, `queue`, `models`, `simulate`, `trace`, and those about tenants.
 
 Exit codes: 0 done or stopped as asked; 1 something around it failed (a port in use, a store out of reach), the same
 command may work later; 2 it cannot work as asked (an option, the model, the memory); 130 stopped by force.
@@ -105,7 +105,8 @@ def queue(
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
     """Show what waits, who runs it, and what was given up; manage dead letters."""
-    from noria.queue import CannotShow, queue_command
+    from noria.queue import queue_command
+    from noria.store_address import CannotShow
 
     try:
         return queue_command(words or [], redis_url, state_dir, as_json=json)
@@ -195,6 +196,15 @@ COMMANDS: dict[Callable[..., int | None], Callable[[], list[inspect.Parameter]] 
 """Each command, and how to find the options that it takes from settings classes."""
 
 
+GROUPS = {
+    "orgs": "Organizations.",
+    "projects": "Projects of an organization.",
+    "keys": "API keys of projects, and the first admin key.",
+    "limits": "Limits of organizations, projects and keys.",
+}
+"""Commands with commands of their own, which stand in `noria.tenants`."""
+
+
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Entry point of `noria`. A failure is one line on standard error."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
@@ -213,7 +223,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         )
     except Exception as error:
         from noria.options import BadSetting
+        from noria.store_address import CannotShow
 
+        if isinstance(error, CannotShow):
+            _fail(str(error), error.code)
         if not isinstance(error, BadSetting):
             raise
         _fail(str(error), EXIT_CONFIGURATION)
@@ -243,7 +256,15 @@ def _app(arguments: Sequence[str]) -> typer.Typer:
             app.command()(_with_parameters(command, []))
         else:
             app.command()(command)
+    for group, text in GROUPS.items():
+        app.add_typer(_group(group) if group == named else typer.Typer(help=text), name=group)
     return app
+
+
+def _group(name: str) -> typer.Typer:
+    from noria.tenants import GROUPS
+
+    return GROUPS[name]
 
 
 def _with_parameters(command: Callable[..., int | None], more: list[inspect.Parameter]) -> Callable[..., int | None]:

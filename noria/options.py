@@ -18,7 +18,7 @@ from pydantic_settings import BaseSettings
 
 Settings = TypeVar("Settings", bound=BaseSettings)
 
-ENVIRONMENT_ONLY = frozenset({"redis_url", "api_key"})
+ENVIRONMENT_ONLY = frozenset({"redis_url", "api_key", "key_pepper"})
 """Fields that may hold a secret: handed to a child process through its environment, never through its arguments,
 which every user of the machine can read."""
 

@@ -16,6 +16,6 @@ router = APIRouter()
 @router.get("/metrics")
 async def metrics(request: Request, services: ServicesDep) -> Response:
     if not services.settings.open_metrics:
-        authenticate(request)
+        await authenticate(request)
     await services.directory.refresh()
     return Response(services.metrics.render(), media_type=CONTENT_TYPE)
