@@ -58,7 +58,7 @@ from noria.gateway.responses.conversations import ConversationShelf
 from noria.gateway.responses.stored import ResponseShelf
 from noria.gateway.services import Services
 from noria.gateway.stored_completions import StoredCompletions
-from noria.gateway.tenancy.tenancy import Tenancy
+from noria.gateway.tenancy.tenancy import Tenancy, TenancyOptions
 from noria.gateway.tickets import TicketOffice
 from noria.gateway.upkeep import Upkeep
 
@@ -102,7 +102,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         Files(records, settings.max_file_bytes),
         BatchRegister(records, batch_store),
         StoredCompletions(records, settings.response_ttl),
-        None if settings.pepper is None else Tenancy(settings.redis_url, settings.pepper),
+        _tenancy(settings, counted),
     )
     shelves = Shelves(
         ResponseShelf(services.records, settings.response_ttl),
@@ -152,12 +152,27 @@ def create_app(settings: GatewaySettings) -> FastAPI:
                 "openai-version",
                 "retry-after",
                 "retry-after-ms",
+                "x-noria-granted-tokens",
                 "x-noria-queue-position",
+                *(
+                    f"x-ratelimit-{what}-{of}"
+                    for what in ("limit", "remaining", "reset")
+                    for of in ("requests", "tokens", "project-tokens")
+                ),
                 "x-noria-queue-eta",
             ],
         )
     app.add_middleware(RequestContext, metrics=counted, drain=services.drain)  # added last: outermost
     return app
+
+
+def _tenancy(settings: GatewaySettings, counted: GatewayMetrics) -> Tenancy | None:
+    if settings.pepper is None:
+        return None
+    options = TenancyOptions(settings.limits_fail == "open", settings.ledger_days, settings.usage_days)
+    return Tenancy(
+        settings.redis_url, settings.pepper, options, lambda outcome: counted.limits_unavailable.labels(outcome).inc()
+    )
 
 
 def _batch_tools(services: Services, store: BatchStore, ask: Ask) -> Tools:

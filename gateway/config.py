@@ -57,6 +57,11 @@ class GatewaySettings(BaseSettings):
         validation_alias=AliasChoices("key_pepper", "NORIA_KEY_PEPPER"),
         description="Secret that stored API keys are hashed with; with it the admin API and its keys are there",
     )
+    limits_fail: Literal["closed", "open"] = Field(
+        "closed", description="What becomes of requests while their limits cannot be asked: refused, or let in"
+    )
+    ledger_days: int = Field(30, ge=1, le=3650, description="Days that each request's entry in the ledger is kept")
+    usage_days: int = Field(400, ge=32, le=3650, description="Days that usage by day is kept")
     open_metrics: bool = Field(True, description="Serve /metrics without a key")
     cors_origins: str = Field("", description="Browser origins that may call the API, comma-separated; *: any")
     max_body_bytes: int = Field(10 * 1024 * 1024, ge=1024, description="Largest request body")

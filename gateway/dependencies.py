@@ -86,7 +86,7 @@ async def _holder(request: Request, tenancy: Tenancy | None, key: str) -> Tenant
     request.state.organization = holder.organization.id
     address = request.client.host if request.client is not None else None
     holder.check_request(request.url.path, address, request.headers)
-    caller = tenancy.caller(holder)
+    caller = tenancy.caller(holder, key)
     request.state.answer_headers = caller.headers
     return Tenant(holder.project.id, holder.project.weight, holder.project.cache_group, caller=caller)
 

@@ -124,6 +124,10 @@ class GatewayMetrics:
         self.completion_tokens = Counter(
             "noria_gateway_completion_tokens", "Output tokens of ended requests", ["model"], registry=self._registry
         )
+        self.limits_unavailable = Counter(
+            "noria_gateway_limits_unavailable", "Requests whose limits could not be asked of the store",
+            ["outcome"], registry=self._registry,
+        )  # fmt: skip
         self.batches_running = Gauge(
             "noria_gateway_batches_running", "Batches that this gateway runs", registry=self._registry
         )

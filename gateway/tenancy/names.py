@@ -11,6 +11,9 @@ ORGANIZATIONS = "noria:organizations"
 PRICES = "noria:prices"
 """HASH: model id, or `*` for those that are not named -> its price as JSON."""
 
+LEDGERS = "noria:ledgers"
+"""SET of the models whose ledger may hold something."""
+
 PEPPER = "noria:pepper"
 """STRING: the fingerprint of the pepper that keys were made with."""
 

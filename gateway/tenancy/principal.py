@@ -11,10 +11,13 @@ from dataclasses import dataclass
 from noria.gateway.errors import Forbidden, InvalidKey
 from noria.gateway.tenancy.records import AdminKey, ApiKey, Budget, Limits, Organization, Project, Rates, is_inside
 
+ORGANIZATION = "organization"
+"""How an organisation names itself among those that limits and budgets are on."""
+
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """One that limits and budgets are on: a key, a project or an organisation, by its id."""
+    """One that limits and budgets are on: a key or a project by its id, or the organisation."""
 
     id: str
     limits: Limits
@@ -48,7 +51,7 @@ class Principal:
         return (
             Subject(self.key.id, self.key.limits, self.key.budgets),
             Subject(self.project.id, self.project.limits, self.project.budgets),
-            Subject(self.organization.id, self.organization.limits, self.organization.budgets),
+            Subject(ORGANIZATION, self.organization.limits, self.organization.budgets),
         )
 
     @property
