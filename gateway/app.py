@@ -42,6 +42,7 @@ from noria.gateway.endpoints import (
     scoring,
     stored_completions,
     tokenization,
+    usage,
 )
 from noria.gateway.files import Files
 from noria.gateway.http.methods import Methods
@@ -77,6 +78,7 @@ _NOUNS = (
     batches,
     organizations,
     projects,
+    usage,
 )  # fmt: skip
 
 

@@ -61,10 +61,12 @@ async def authenticate(request: Request) -> Tenant:
     """Whose request it is: by its key, or as the gateway's own call (see `inner_call`) says. Raises `InvalidKey`,
     `Forbidden` and BrokerUnavailable."""
     known = request.scope.get(TENANT)
+    tenancy = services(request).tenancy
     if isinstance(known, Tenant):
+        if known.charged_to and tenancy is not None:
+            known = replace(known, caller=await tenancy.caller_of(known.charged_to))
         return known
     keys: KeyRing = request.app.state.keys
-    tenancy = services(request).tenancy
     if not keys and tenancy is None:
         tenant = Tenant()
     else:

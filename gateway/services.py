@@ -38,13 +38,15 @@ from noria.gateway.tickets import Ticket, TicketOffice
 class Tenant:
     """Whom a request belongs to. `weight` is its share of a busy queue against other tenants'. It shares cached
     prefixes with the tenants of its `cache_group`, if it has one. With `queue` its requests wait in that class,
-    whatever they ask for. `caller` is who holds a stored key: for them limits are kept and usage is written down."""
+    whatever they ask for. `caller` is who holds a stored key: for them limits are kept and usage is written down. In a
+    call of the gateway's own `charged_to` names the account whose call it is."""
 
     id: str = "default"
     weight: float = 1.0
     cache_group: str = ""
     queue: str | None = None
     caller: Caller | None = None
+    charged_to: str = ""
 
     @property
     def account(self) -> str:

@@ -103,11 +103,21 @@ class Books:
                 if entry is not None:
                     entries.setdefault(entry.organization, []).append(entry)
             for organization_id, own in entries.items():
-                number += await self._post_to(organization_id, model, own)
+                number += await self._post_what_can_be(organization_id, model, own)
             milliseconds, _, place = found[-1][0].decode().partition("-")
             await self._store.run(("XTRIM", ledger, "MINID", f"{milliseconds}-{int(place) + 1}"))
             if len(found) < AT_ONCE:
                 return number
+
+    async def _post_what_can_be(self, organization_id: str, model: str, entries: Sequence[Entry]) -> int:
+        """An entry that the script stumbles over is passed over alone: it must not hold up all others for ever."""
+        try:
+            return await self._post_to(organization_id, model, entries)
+        except StoreFault as error:
+            if len(entries) == 1:
+                log.error("an entry of a ledger cannot be posted", entry=entries[0].fields, reason=str(error))
+                return 0
+        return sum([await self._post_what_can_be(organization_id, model, [entry]) for entry in entries])
 
     async def _post_to(self, organization_id: str, model: str, entries: Sequence[Entry]) -> int:
         watches = await self._watches(organization_id, entries)

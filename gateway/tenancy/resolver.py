@@ -50,11 +50,20 @@ class Resolver:
             raise InvalidKey(known[1].message, code=known[1].code)
         return known[1]
 
+    async def of_account(self, account: str) -> Principal:
+        """The principal that `Principal.account` names, as it is now. Raises as `resolve`."""
+        organization_id, _, key_id = account.split("/")
+        found = await self._read(organization_id, f"key/{key_id}", None)
+        if isinstance(found, Principal):
+            return found
+        raise found if isinstance(found, InvalidKey) else InvalidKey(_WRONG)
+
     async def _look(self, digest: str) -> Holder | InvalidKey:
         owner = await self._directory.owner(digest)
-        if owner is None:
-            return InvalidKey(_WRONG)
-        organization_id, name = owner
+        return InvalidKey(_WRONG) if owner is None else await self._read(*owner, digest)
+
+    async def _read(self, organization_id: str, name: str, digest: str | None) -> Holder | InvalidKey:
+        """The holder of the key in the directory's field `name`; without a digest: whichever secret opens it."""
         version, organization_raw, raw = await self._directory.fields(organization_id, "version", "organization", name)
         if raw is None or organization_raw is None:
             return InvalidKey(_WRONG)
@@ -66,7 +75,7 @@ class Resolver:
         project_name = f"project/{credential.project}"
         again, project_raw = await self._directory.fields(organization_id, "version", project_name)
         if again != version:
-            return await self._look(digest)
+            return await self._read(organization_id, name, digest)
         organization = Organization.model_validate_json(organization_raw)
         if project_raw is None or version is None or organization.archived_at is not None:
             return InvalidKey(_WRONG)
@@ -76,14 +85,12 @@ class Resolver:
         return Principal(organization, project, credential, version.decode())
 
 
-def _fault(credential: AdminKey | ApiKey, digest: str) -> InvalidKey | None:
+def _fault(credential: AdminKey | ApiKey, digest: str | None) -> InvalidKey | None:
     now = time.time()
-    former = credential.former if isinstance(credential, ApiKey) else None
-    opens = same(credential.digest, digest) or (
-        former is not None and same(former.digest, digest) and now < former.until
-    )
-    if not opens:
-        return InvalidKey(_WRONG)
+    if digest is not None and not same(credential.digest, digest):
+        former = credential.former if isinstance(credential, ApiKey) else None
+        if former is None or not same(former.digest, digest) or now >= former.until:
+            return InvalidKey(_WRONG)
     if credential.is_expired(now):
         return InvalidKey("This API key has expired.", code="expired_api_key")
     return None

@@ -19,6 +19,7 @@ from noria.gateway.tenancy.credentials import Pepper
 from noria.gateway.tenancy.directory import Directory
 from noria.gateway.tenancy.principal import Principal
 from noria.gateway.tenancy.resolver import Resolver
+from noria.gateway.tenancy.usage import Usage
 
 log = structlog.get_logger(__name__)
 
@@ -47,6 +48,7 @@ class Tenancy:
         self._unavailable = unavailable
         self.directory = Directory(self._store, pepper)
         self.administration = Administration(self.directory)
+        self.usage = Usage(self._store)
         self.resolver = Resolver(self.directory)
         self.books = Books(self._store, self.directory, ledger_days=options.ledger_days, usage_days=options.usage_days)
 
@@ -58,6 +60,11 @@ class Tenancy:
             return found
 
         return Caller(principal, again)
+
+    async def caller_of(self, account: str) -> Caller:
+        """For what a key has begun and this gateway goes on with. Raises `InvalidKey` where the key opens nothing any
+        more, and BrokerUnavailable."""
+        return Caller(await self.resolver.of_account(account), lambda: self.resolver.of_account(account))
 
     def admission(
         self, caller: Caller, model: str, group: str, parts: Sequence[Part], *, in_batch: bool = False

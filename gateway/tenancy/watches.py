@@ -38,7 +38,7 @@ class Watch:
             "share": self.share,
         }
 
-    def packed(self) -> tuple[str, str, int, bytes]:
+    def packed(self) -> tuple[str, str, int, str]:
         event = "budget.exhausted" if self.share >= 1 else "budget.threshold"
         project = self.check.subject if self.check.subject.startswith("proj_") else None
         entry = {
@@ -49,7 +49,7 @@ class Watch:
             "before": {},
             "after": {"budget": {"id": self.check.subject, **self.told()}},
         }
-        return self.check.period, self.check.field, self.amount, orjson.dumps(entry)
+        return self.check.period, self.check.field, self.amount, orjson.dumps(entry).decode()
 
 
 def watches_of(name: str, raw: bytes, now: float) -> list[Watch]:

@@ -121,11 +121,10 @@ local function note_usage(id, output, cached, reason, engine, prefill, decode)
   if not f[1] then return end
   if f[6] then output = math.min(output, tonumber(f[6])) end
   if f[7] and reason == 'cancelled' then reason = f[7] end
-  local ledger = pool .. 'ledger'
-  redis.call('XADD', ledger, '*', 'id', id, 'account', f[1], 'class', f[2], 'at', now,
+  redis.call('XADD', pool .. 'ledger', '*', 'id', id, 'account', f[1], 'class', f[2], 'at', now,
     'prompt', f[5] and f[3] or 0, 'cached', math.min(cached, f[5] and tonumber(f[3]) or 0), 'output', output,
     'reason', reason, 'engine', engine, 'queue_ms', (f[5] or now) - f[4], 'prefill_ms', prefill, 'decode_ms', decode)
-  redis.call('PEXPIRE', ledger, 30 * DAY)
+  redis.call('PEXPIRE', pool .. 'ledger', 30 * DAY)
 end
 
 -- Lets go of a request that ends here in the store. Returns what its final frames need, its progress too: an engine
