@@ -114,6 +114,28 @@ def queue(
         _fail(str(error), error.code)
 
 
+def apply(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="YAML: organizations, projects, keys, prices.")],
+    plan: Annotated[bool, typer.Option("--plan", help="Show what would be done, and do nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Archive projects and revoke keys that the file does not name.")
+    ] = False,
+    redis_url: Annotated[
+        str | None,
+        typer.Option(help="The store; else that of the noria serve that runs here. (NORIA_REDIS_URL)"),
+    ] = None,
+    state_dir: Annotated[Path | None, typer.Option(help="State folder of the noria serve to act on.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, and do not ask.")] = False,
+) -> int:
+    """Make tenants what a file declares: plan, show, apply."""
+    from noria.apply import apply_command
+
+    return apply_command(
+        file, only_plan=plan, yes=yes, prune=prune, as_json=json, redis_url=redis_url, state_dir=state_dir
+    )
+
+
 def models() -> None:
     """List the models that lie on this machine."""
     from rich.console import Console
@@ -190,6 +212,7 @@ COMMANDS: dict[Callable[..., int | None], Callable[[], list[inspect.Parameter]] 
     engine: _engine_parameters,
     queue: None,
     models: None,
+    apply: None,
     simulate: _simulate_parameters,
     trace: _trace_parameters,
 }
@@ -201,8 +224,9 @@ GROUPS = {
     "projects": "Projects of an organization.",
     "keys": "API keys of projects, and the first admin key.",
     "limits": "Limits of organizations, projects and keys.",
+    "usage": "What was used, and the ledger of requests.",
 }
-"""Commands with commands of their own, which stand in `noria.tenants`."""
+"""Commands with commands of their own, which stand in `noria.tenants` and `noria.usage`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -262,9 +286,10 @@ def _app(arguments: Sequence[str]) -> typer.Typer:
 
 
 def _group(name: str) -> typer.Typer:
-    from noria.tenants import GROUPS
+    from noria.tenants import GROUPS as groups
+    from noria.usage import usage
 
-    return GROUPS[name]
+    return {**groups, "usage": usage}[name]
 
 
 def _with_parameters(command: Callable[..., int | None], more: list[inspect.Parameter]) -> Callable[..., int | None]:

@@ -59,6 +59,11 @@ class Usage:
     def __init__(self, store: AsyncStore) -> None:
         self._store = store
 
+    async def organizations(self) -> list[str]:
+        """Ids of all of them."""
+        (ids,) = await self._store.run(("SMEMBERS", names.ORGANIZATIONS))
+        return sorted(i.decode() for i in ids)
+
     async def buckets(
         self,
         organization_id: str,
