@@ -29,7 +29,8 @@ from noria.engine.scheduling.policy import POLICIES
 from noria.engine.scheduling.scheduler import Scheduler
 from noria.engine.trace import IterationLog, TraceStart
 from noria.engine.wire.messages import ModelCard, TokenizerFiles
-from noria.kernels.ops import Ops, Sizes, choose
+from noria.kernels.choice import Sizes, choose
+from noria.kernels.ops import Ops
 from noria.kernels.pools import kv_bytes_per_block
 
 log = structlog.get_logger("noria.engine")

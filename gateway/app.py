@@ -36,12 +36,14 @@ from noria.gateway.endpoints import (
     metrics,
     models,
     openapi,
+    operations,
     organizations,
     projects,
     responses,
     scoring,
     stored_completions,
     tokenization,
+    uploads,
     usage,
 )
 from noria.gateway.files import Files
@@ -62,6 +64,8 @@ from noria.gateway.stored_completions import StoredCompletions
 from noria.gateway.tenancy.tenancy import Tenancy, TenancyOptions
 from noria.gateway.tickets import TicketOffice
 from noria.gateway.upkeep import Upkeep
+from noria.gateway.uploads import Uploads
+from noria.gateway.wheel import WheelFeed
 
 _NOUNS = (
     chat,
@@ -75,7 +79,9 @@ _NOUNS = (
     scoring,
     tokenization,
     files,
+    uploads,
     batches,
+    operations,
     organizations,
     projects,
     usage,
@@ -87,10 +93,11 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     limits = QueueLimits(depth=settings.max_queued, tenant_depth=settings.max_queued_per_tenant)
     broker = GatewayBroker(settings.redis_url, limits=limits)
     directory = ModelDirectory(broker)
-    counted = GatewayMetrics(directory.models_now)
+    counted = GatewayMetrics(directory.models_now, vllm_names=settings.vllm_metrics)
     pump = FramePump(broker)
     records = RecordStore(settings.redis_url, record_limits(settings))
     batch_store = BatchStore(settings.redis_url)
+    stored_files = Files(records, settings.max_file_bytes)
     services = Services(
         settings,
         broker,
@@ -101,7 +108,8 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         TicketOffice(broker, settings.request_timeout),
         Lingering(pump, settings.resume_window),
         Drain(),
-        Files(records, settings.max_file_bytes),
+        stored_files,
+        Uploads(records, stored_files, settings.max_file_bytes),
         BatchRegister(records, batch_store),
         StoredCompletions(records, settings.response_ttl),
         _tenancy(settings, counted),
@@ -118,6 +126,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
 
     dispatch = BatchDispatch(_batch_tools(services, batch_store, ask), services.drain, broker.boot_id)
     upkeep = Upkeep(services, background, dispatch)
+    wheel = WheelFeed(settings.redis_url)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -125,6 +134,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         yield
         await upkeep.stop()
         await batch_store.close()
+        await wheel.close()
         if services.tenancy is not None:
             await services.tenancy.close()
 
@@ -133,6 +143,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     app.state.services = services
     app.state.shelves = shelves
     app.state.background = background
+    app.state.wheel = wheel
     app.state.keys = KeyRing(settings.key_entries)
     errors.install(app)
     app.include_router(health.router)

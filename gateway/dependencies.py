@@ -112,6 +112,14 @@ async def administrate(request: Request) -> Administrator:
     return holder
 
 
+async def operate(request: Request) -> None:
+    """Lets in who runs the place: an admin key for the whole installation where there are admin keys, else any key."""
+    if services(request).tenancy is None:
+        await authenticate(request)
+    elif not (await administrate(request)).is_instance_wide:
+        raise Forbidden("This needs an admin API key with the scope 'instance'.", code="insufficient_permissions")
+
+
 def administration(request: Request) -> Administration:
     """For whoever came past `administrate`."""
     tenancy = services(request).tenancy

@@ -33,6 +33,7 @@ from noria.gateway.schemas.responses import CompactRequest, InputTokensRequest, 
 from noria.gateway.schemas.scoring import RerankRequest, ScoreRequest
 from noria.gateway.schemas.strict import RequestBody
 from noria.gateway.schemas.tokenization import DetokenizeRequest, TokenizeChat, TokenizeText
+from noria.gateway.schemas.uploads import CompleteUploadRequest, UploadRequest
 from noria.version import __version__
 
 BODIES: Mapping[str, tuple[type[RequestBody], ...]] = {
@@ -61,15 +62,20 @@ BODIES: Mapping[str, tuple[type[RequestBody], ...]] = {
     "/v2/rerank": (RerankRequest,),
     "/v1/tokenize": (TokenizeText, TokenizeChat),
     "/v1/detokenize": (DetokenizeRequest,),
+    "/v1/uploads": (UploadRequest,),
+    "/v1/uploads/{upload_id}/complete": (CompleteUploadRequest,),
 }
 """By path, the schemas that a POST's JSON body is read with: one of them."""
 
 NO_JSON = frozenset(
     (
+        "/v1/admin/dead_letters/{letter_id}/requeue",
         "/v1/batches/{batch_id}/cancel",
         "/v1/files",
         "/v1/organization/projects/{project_id}/archive",
         "/v1/responses/{response_id}/cancel",
+        "/v1/uploads/{upload_id}/cancel",
+        "/v1/uploads/{upload_id}/parts",
     )
 )
 """Paths whose POST takes no JSON body: none at all, or a form."""

@@ -32,6 +32,7 @@ from noria.gateway.stored_completions import StoredCompletions
 from noria.gateway.tenancy.admission import Admission, Caller, Part, output_limit
 from noria.gateway.tenancy.tenancy import Tenancy
 from noria.gateway.tickets import Ticket, TicketOffice
+from noria.gateway.uploads import Uploads
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,7 @@ class Services:
     lingering: Lingering
     drain: Drain
     files: Files
+    uploads: Uploads
     batches: BatchRegister
     completions: StoredCompletions
     tenancy: Tenancy | None = None

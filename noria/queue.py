@@ -9,17 +9,15 @@ import asyncio
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from rich.console import Console
 from rich.table import Table
 
 from noria.engine.wire.broker import BrokerUnavailable, QueueFull
 from noria.engine.wire.queue_view import DeadLetter, NoSuchLetter, PoolView, QueueView, open_view
+from noria.gateway.schemas.operations import died, shown_letter, shown_pool
 from noria.store_address import CannotShow, store_url
 from noria.supervisor import EXIT_CONFIGURATION, EXIT_FAILED
 
@@ -47,13 +45,13 @@ def _run(words: list[str], view: QueueView, as_json: bool) -> int:
     match words:
         case []:
             pools = view.pools()
-            _print_json([_plain(asdict(pool)) for pool in pools]) if as_json else _show_pools(pools)
+            _print_json([shown_pool(pool) for pool in pools]) if as_json else _show_pools(pools)
         case ["dead"] | ["dead", "list"]:
             letters = view.dead_letters()
-            _print_json([_fields(letter) for letter in letters]) if as_json else _show_letters(letters)
+            _print_json([shown_letter(letter) for letter in letters]) if as_json else _show_letters(letters)
         case ["dead", "show", letter_id]:
             letter = view.find(letter_id)
-            _print_json(_fields(letter, whole=True)) if as_json else _show_letter(letter)
+            _print_json(shown_letter(letter, whole=True)) if as_json else _show_letter(letter)
         case ["dead", "requeue", letter_id]:
             letter = view.find(letter_id)
             asyncio.run(view.requeue(letter))
@@ -125,51 +123,19 @@ def _show_letters(letters: list[DeadLetter]) -> None:
     table = _table("ID", "MODEL", "TENANT", "DIED", "ATTEMPTS", "ERROR", numbers=("ATTEMPTS",))
     for letter in letters:
         tenant = letter.request.tenant if letter.request else "?"
-        table.add_row(letter.request_id, letter.model, tenant, _when(letter), str(letter.attempts), letter.error)
+        table.add_row(letter.request_id, letter.model, tenant, died(letter), str(letter.attempts), letter.error)
     _console().print(table)
 
 
 def _show_letter(letter: DeadLetter) -> None:
     table = _table("", "")
     table.show_header = False
-    for name, value in _fields(letter, whole=True).items():
+    for name, value in shown_letter(letter, whole=True).items():
         table.add_row(name, value if isinstance(value, str) else json.dumps(value))
     _console().print(table)
 
 
-def _when(letter: DeadLetter) -> str:
-    return datetime.fromtimestamp(letter.at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
-
-
 # --- for programs -----------------------------------------------------------------------------------------------------
-
-
-def _fields(letter: DeadLetter, *, whole: bool = False) -> dict[str, Any]:
-    """A letter's fields. The prompt, which may be private, only where the whole is asked for."""
-    fields: dict[str, Any] = {
-        "id": letter.request_id,
-        "model": letter.model,
-        "entry": letter.entry,
-        "died": _when(letter),
-        "attempts": letter.attempts,
-        "engines": letter.engines,
-        "error": letter.error,
-    }
-    if letter.request is not None:
-        request = letter.request
-        fields |= {"tenant": request.tenant, "class": request.service_class, "prompt_tokens": len(request.prompt)}
-        fields["max_tokens"] = request.sampling.max_tokens
-        if whole:
-            fields |= {"prompt": request.prompt, "sampling": msgspec.to_builtins(request.sampling)}
-    return fields
-
-
-def _plain(record: dict[str, Any]) -> dict[str, Any]:
-    """With the engines' figures, which are records of the wire, as plain values."""
-    for engine in record["engines"]:
-        engine["stats"] = msgspec.to_builtins(engine["stats"])
-        engine["lease_seconds"] = round(engine["lease_seconds"], 3)
-    return record
 
 
 def _print_json(value: Any) -> None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -208,6 +209,20 @@ class AsyncStore:
                         replies[i] = await self._client.execute_command(*_with_text(commands[i]))
                 _raise_first_error(replies)
         return replies
+
+    async def messages(self, pattern: str, silence: float) -> AsyncIterator[bytes]:
+        """What is published from now on on channels that match, until nothing has come for `silence` seconds: a
+        connection that broke without a word looks the same, so call again. Raises BrokerUnavailable."""
+        with _errors_named(self.url):
+            async with self._client.pubsub(ignore_subscribe_messages=True) as subscription:
+                async with asyncio.timeout(self._timeout):
+                    await subscription.psubscribe(pattern)
+                heard = time.monotonic()
+                while time.monotonic() - heard < silence:
+                    message = await subscription.get_message(timeout=MAX_BLOCK)
+                    if message is not None:
+                        heard = time.monotonic()
+                        yield message["data"]
 
     async def close(self) -> None:
         """Drop all connections."""

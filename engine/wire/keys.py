@@ -53,6 +53,14 @@ def ledger(model_id: str) -> str:
     return pool(model_id) + "ledger"
 
 
+def wheel(model_id: str) -> str:
+    """Channel on which an engine tells watchers of its iterations."""
+    return pool(model_id) + "wheel"
+
+
+WHEELS = "noria:{*}:wheel"
+"""The pattern of all `wheel` channels."""
+
 _FRAMES = "noria:frames:"
 
 
