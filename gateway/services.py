@@ -54,6 +54,9 @@ class Tenant:
         """How the ledger names it; empty: nothing is written down."""
         return "" if self.caller is None else self.caller.principal.account
 
+    def may_use(self, card: ModelCard) -> bool:
+        return self.caller is None or self.caller.principal.may_use(card.id, card.aliases)
+
     def check(self, card: ModelCard, service_class: str) -> None:
         """Raises `Forbidden` for a model or a service tier that its key may not use."""
         if self.caller is not None:
