@@ -309,14 +309,14 @@ def test_budgets_in_money_follow_the_price_list(tenants: Tenants, books, engine)
         tenants.admin.delete("/v1/organization/prices/tiny")
 
 
-def test_no_key_is_found_anywhere(tenants: Tenants, books, caplog):
+def test_no_key_is_found_anywhere(tenants: Tenants, books, capfd):
     project, key_id, key = tenants.key(limits={"requests_per_minute": 1})
     rotated = tenants.post(f"/organization/projects/{project}/api_keys/{key_id}/rotate", {"grace_seconds": 5})["value"]
     said = [tenants.chat(k, place).text for k in (key, rotated, key[:-1] + "x") for place in (0, 1)]
     for place in (0, 1):
         with httpx.Client(base_url=tenants.gateways[place].url) as client:
             said.append(client.get("/metrics").text)
-    said.append(caplog.text)
+    said += capfd.readouterr()
     for name in books.client.scan_iter("*"):
         said.append(name)
         said.append(str(books.client.execute_command("DUMP", name, NEVER_DECODE=True)))
