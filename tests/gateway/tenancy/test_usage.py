@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.gateway.conftest import eventually
+from tests.gateway.conftest import NUM_PLACES, eventually
 from tests.gateway.tenancy.books import Store
 from tests.gateway.tenancy.conftest import CHAT, Tenants, ask
 
@@ -78,17 +78,18 @@ def test_a_stop_string_counts_what_was_read(tenants: Tenants, books, engine, str
 
 def test_what_never_ran_has_used_nothing(tenants: Tenants, books, engine):
     project, _, key = tenants.key()
-    engine.pace = 0.05
-    body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 30, "ignore_eos": True}
     _, _, other = tenants.key()
-    with tenants.client(other) as busy, tenants.client(key) as client, ThreadPoolExecutor(20) as pool:
-        running = [pool.submit(busy.post, CHAT, json=body) for _ in range(18)]
-        time.sleep(0.3)
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 30, "ignore_eos": True}
+    engine.pace = 1.0
+    with tenants.client(other) as busy, tenants.client(key) as client, ThreadPoolExecutor(NUM_PLACES) as pool:
+        running = [pool.submit(busy.post, CHAT, json=body) for _ in range(NUM_PLACES)]
+        eventually(lambda: len(engine.running) == NUM_PLACES)
         with client.stream("POST", CHAT, json={**body, "stream": True}):
-            time.sleep(0.1)
+            pass  # it waits: the answer has begun, its text has not
+        eventually(lambda: books.ledger(project))
+        engine.pace = 0.0
         for one in running:
             one.result()
-    eventually(lambda: books.ledger(project))
     entries = books.ledger(project)
     assert [(e["prompt"], e["output"], e["reason"]) for e in entries] == [("0", "0", "cancelled")]
 
