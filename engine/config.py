@@ -16,6 +16,9 @@ from noria.engine.wire.settings import Settings, with_password
 DEMO_MODEL = "smollm2-135m-instruct"
 
 
+Kernels = Literal["auto", "native", "torch"]
+
+
 class EngineConfig(Settings):
     """Settings of one engine process. Sizes are tokens or bytes as named; `0` in a size means "choose for me"."""
 
@@ -49,7 +52,7 @@ class EngineConfig(Settings):
     kv_dtype: Literal["fp32", "fp16"] = Field(
         "fp32", description="Precision of the KV cache; fp16 holds twice the tokens in the same memory"
     )
-    kernels: Literal["auto", "native", "torch"] = Field(
+    kernels: Kernels = Field(
         "auto", description="What computes: the C library (native), plain torch, or the first that runs here"
     )
     block_size: int = Field(16, ge=1, le=256, description="Tokens in one KV block")
