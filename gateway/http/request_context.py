@@ -24,7 +24,7 @@ from noria.gateway.metrics import GatewayMetrics
 log = structlog.get_logger(__name__)
 
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}\Z")
-_PROBES = frozenset(("/healthz", "/readyz", "/metrics"))
+_PROBES = frozenset(("/health", "/healthz", "/readyz", "/metrics"))
 _CLIENT_GONE = 499  # never sent: how a request that nobody waits for any more is counted and logged
 
 
@@ -66,6 +66,8 @@ class RequestContext:
                 ]
                 if organization := scope.get("state", {}).get("organization"):
                     own.append((b"openai-organization", organization.encode()))
+                for name, value in scope.get("state", {}).get("answer_headers", {}).items():
+                    own.append((name.encode(), value.encode()))
                 message = {**message, "headers": [*message.get("headers", ()), *own]}
             await send(message)
 

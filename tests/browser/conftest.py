@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import httpx
 import pytest
@@ -23,8 +26,19 @@ PATIENCE = 15_000  # milliseconds: the machine may be busy
 
 
 @pytest.fixture(scope="session")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    folder = tmp_path_factory.mktemp("browser")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("browser")
+
+
+@pytest.fixture(scope="session")
+def admin_key(served: Served, folder: Path) -> str:
+    """The first admin key, made as an operator makes it."""
+    command = [sys.executable, "-m", "noria", "keys", "bootstrap", "--state-dir", str(folder / "state")]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.fixture(scope="session")
+def served(folder: Path) -> Iterator[Served]:
     with serve(
         folder / "state",
         "--max-model-len",
@@ -38,8 +52,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield found
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """Gone before other tests begin: while it is there, this thread has a running event loop."""
     if CHROMIUM is None:
         pytest.skip("no Chromium on this machine: `make browser` installs it")
     expect.set_options(timeout=PATIENCE)
@@ -50,7 +65,7 @@ def browser() -> Iterator[Browser]:
         running.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def origin(browser: Browser, served: Served) -> str:
     """Asks for the browser first: without one nothing is started."""
     return served.base_url.removesuffix("/v1")
