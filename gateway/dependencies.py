@@ -34,13 +34,13 @@ class KeyRing:
         self._tenants = {_digest(entry.key): Tenant(entry.tenant, entry.weight, entry.cache_group) for entry in entries}
 
     def tenant(self, headers: Mapping[str, str]) -> Tenant:
-        """Whose key a request's headers carry: OpenAI's `Authorization: Bearer`, else Azure's `api-key`. Raises
-        `InvalidKey`, which never repeats what was sent."""
+        """Whose key a request's headers carry: OpenAI's `Authorization: Bearer`, else Azure's `api-key` or Anthropic's
+        `x-api-key`. Raises `InvalidKey`, which never repeats what was sent."""
         if not self._tenants:
             return Tenant()
         scheme, _, key = headers.get("authorization", "").strip().partition(" ")
         if not scheme:
-            scheme, key = "bearer", headers.get("api-key", "")
+            scheme, key = "bearer", headers.get("api-key") or headers.get("x-api-key", "")
         if scheme.lower() != "bearer" or not key.strip():
             raise InvalidKey("You didn't provide an API key. Send it in an Authorization header: 'Bearer YOUR_KEY'.")
         tenant = self._tenants.get(_digest(key.strip()))

@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
+from noria.gateway.schemas.anthropic import CountTokensRequest, MessagesRequest
 from noria.gateway.schemas.batches import BatchRequest
 from noria.gateway.schemas.chat import ChatRequest
 from noria.gateway.schemas.completions import CompletionRequest
@@ -34,6 +35,8 @@ BODIES: Mapping[str, tuple[type[RequestBody], ...]] = {
     "/v1/conversations/{conversation_id}": (ConversationChange,),
     "/v1/conversations/{conversation_id}/items": (ItemsRequest,),
     "/v1/embeddings": (EmbeddingRequest,),
+    "/v1/messages": (MessagesRequest,),
+    "/v1/messages/count_tokens": (CountTokensRequest,),
     "/v1/responses": (ResponseRequest,),
     "/v1/responses/input_tokens": (InputTokensRequest,),
     "/v1/responses/compact": (CompactRequest,),
