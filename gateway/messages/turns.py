@@ -5,10 +5,9 @@ Pure. Knows no template and no HTTP.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from typing import Any
-
-import orjson
 
 from noria.gateway.schemas.anthropic_blocks import (
     AssistantTurn,
@@ -68,7 +67,7 @@ def _of_assistant(turn: AssistantTurn) -> Message:
 
 
 def _call(block: ToolUseBlock) -> dict[str, Any]:
-    arguments = orjson.dumps(block.input).decode()
+    arguments = json.dumps(block.input, ensure_ascii=False)  # with spaces, as models write it
     return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": arguments}}
 
 
