@@ -75,7 +75,7 @@ class Engine:
         self._gone_until: dict[str, float] = {}  # by gateway, monotonic
         self._away_since: float | None = None  # monotonic time since the store stopped answering
         self.statistics = Statistics(scheduler, self._waiting, grammars.counts)
-        self.last_turn = time.monotonic()  # the heartbeat stops when this grows old
+        self.last_turn = time.monotonic()  # heartbeat and liveness end when this grows old
 
     def run(self, stop: threading.Event, hurry: threading.Event | None = None, drain_seconds: float = 0.0) -> None:
         """Turn until `stop`; then claim nothing more and go on with what is here for `drain_seconds` at most, or until
@@ -92,6 +92,11 @@ class Engine:
         while self._batches:
             self._collect()
         self._flush()
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether the store did not answer when it was last asked."""
+        return self._away_since is not None
 
     @property
     def num_held(self) -> int:

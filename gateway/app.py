@@ -38,11 +38,14 @@ from noria.gateway.endpoints import (
     models,
     openapi,
     operations,
+    organizations,
+    projects,
     responses,
     scoring,
     stored_completions,
     tokenization,
     uploads,
+    usage,
 )
 from noria.gateway.files import Files
 from noria.gateway.http.methods import Methods
@@ -59,6 +62,7 @@ from noria.gateway.responses.conversations import ConversationShelf
 from noria.gateway.responses.stored import ResponseShelf
 from noria.gateway.services import Services
 from noria.gateway.stored_completions import StoredCompletions
+from noria.gateway.tenancy.tenancy import Tenancy, TenancyOptions
 from noria.gateway.tickets import TicketOffice
 from noria.gateway.upkeep import Upkeep
 from noria.gateway.uploads import Uploads
@@ -80,6 +84,9 @@ _NOUNS = (
     uploads,
     batches,
     operations,
+    organizations,
+    projects,
+    usage,
 )  # fmt: skip
 
 
@@ -88,7 +95,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     limits = QueueLimits(depth=settings.max_queued, tenant_depth=settings.max_queued_per_tenant)
     broker = GatewayBroker(settings.redis_url, limits=limits)
     directory = ModelDirectory(broker)
-    counted = GatewayMetrics(directory.models_now)
+    counted = GatewayMetrics(directory.models_now, vllm_names=settings.vllm_metrics)
     pump = FramePump(broker)
     records = RecordStore(settings.redis_url, record_limits(settings))
     batch_store = BatchStore(settings.redis_url)
@@ -107,6 +114,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         Uploads(records, stored_files, settings.max_file_bytes),
         BatchRegister(records, batch_store),
         StoredCompletions(records, settings.response_ttl),
+        _tenancy(settings, counted),
     )
     shelves = Shelves(
         ResponseShelf(services.records, settings.response_ttl),
@@ -129,6 +137,8 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         await upkeep.stop()
         await batch_store.close()
         await wheel.close()
+        if services.tenancy is not None:
+            await services.tenancy.close()
 
     app = FastAPI(title="Noria", lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None)
     app.router.redirect_slashes = False
@@ -157,12 +167,27 @@ def create_app(settings: GatewaySettings) -> FastAPI:
                 "openai-version",
                 "retry-after",
                 "retry-after-ms",
+                "x-noria-granted-tokens",
                 "x-noria-queue-position",
+                *(
+                    f"x-ratelimit-{what}-{of}"
+                    for what in ("limit", "remaining", "reset")
+                    for of in ("requests", "tokens", "project-tokens")
+                ),
                 "x-noria-queue-eta",
             ],
         )
     app.add_middleware(RequestContext, metrics=counted, drain=services.drain)  # added last: outermost
     return app
+
+
+def _tenancy(settings: GatewaySettings, counted: GatewayMetrics) -> Tenancy | None:
+    if settings.pepper is None:
+        return None
+    options = TenancyOptions(settings.limits_fail == "open", settings.ledger_days, settings.usage_days)
+    return Tenancy(
+        settings.redis_url, settings.pepper, options, lambda outcome: counted.limits_unavailable.labels(outcome).inc()
+    )
 
 
 def _batch_tools(services: Services, store: BatchStore, ask: Ask) -> Tools:

@@ -6,7 +6,7 @@
     │   ├── ContextLengthExceeded     prompt and max_tokens do not fit the model
     │   └── StorageFull               the tenant keeps as much as it may
     ├── InvalidKey 401
-    ├── Forbidden 403                 nobody may do that here
+    ├── Forbidden 403                 nobody may do that here, or this key may not
     ├── ModelNotFound 404
     ├── NotFound 404                  nothing of the tenant's has this id
     ├── UnknownAddress 404            there is no such endpoint

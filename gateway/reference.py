@@ -12,6 +12,17 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
+from noria.gateway.schemas.administration import (
+    AdminKeyCreate,
+    ApiKeyCreate,
+    ApiKeyRotate,
+    ApiKeyUpdate,
+    OrganizationCreate,
+    OrganizationUpdate,
+    PriceSet,
+    ProjectCreate,
+    ProjectUpdate,
+)
 from noria.gateway.schemas.anthropic import CountTokensRequest, MessagesRequest
 from noria.gateway.schemas.batches import BatchRequest
 from noria.gateway.schemas.chat import ChatRequest
@@ -37,6 +48,15 @@ BODIES: Mapping[str, tuple[type[RequestBody], ...]] = {
     "/v1/embeddings": (EmbeddingRequest,),
     "/v1/messages": (MessagesRequest,),
     "/v1/messages/count_tokens": (CountTokensRequest,),
+    "/v1/organization": (OrganizationUpdate,),
+    "/v1/organization/admin_api_keys": (AdminKeyCreate,),
+    "/v1/organization/prices/{model}": (PriceSet,),
+    "/v1/organization/projects": (ProjectCreate,),
+    "/v1/organization/projects/{project_id}": (ProjectUpdate,),
+    "/v1/organization/projects/{project_id}/api_keys": (ApiKeyCreate,),
+    "/v1/organization/projects/{project_id}/api_keys/{key_id}": (ApiKeyUpdate,),
+    "/v1/organization/projects/{project_id}/api_keys/{key_id}/rotate": (ApiKeyRotate,),
+    "/v1/organizations": (OrganizationCreate,),
     "/v1/responses": (ResponseRequest,),
     "/v1/responses/input_tokens": (InputTokensRequest,),
     "/v1/responses/compact": (CompactRequest,),
@@ -55,6 +75,7 @@ NO_JSON = frozenset(
         "/v1/admin/dead_letters/{letter_id}/requeue",
         "/v1/batches/{batch_id}/cancel",
         "/v1/files",
+        "/v1/organization/projects/{project_id}/archive",
         "/v1/responses/{response_id}/cancel",
         "/v1/uploads/{upload_id}/cancel",
         "/v1/uploads/{upload_id}/parts",

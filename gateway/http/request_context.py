@@ -74,6 +74,8 @@ class RequestContext:
                     own.append((b"request-id", request_id))
                 if organization := state.get("organization"):
                     own.append((b"openai-organization", organization.encode()))
+                for name, value in scope.get("state", {}).get("answer_headers", {}).items():
+                    own.append((name.encode(), value.encode()))
                 message = {**message, "headers": [*message.get("headers", ()), *own]}
             await send(message)
 
