@@ -144,7 +144,7 @@ class GatewaySettings(Settings):
         """Any page may call a server that asks for a key, which no page has unless it was told; a server open to
         everybody who can reach it would be open to every page in their browsers."""
         if self.cors_origins == "auto":
-            return ("*",) if self.api_keys else ()
+            return ("*",) if self.api_keys or self.key_pepper.get_secret_value() else ()
         return _split(self.cors_origins)
 
 

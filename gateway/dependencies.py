@@ -47,11 +47,11 @@ class KeyRing:
 
 
 def key_in(headers: Mapping[str, str]) -> str:
-    """The key that a request carries: OpenAI's `Authorization: Bearer`, else Azure's `api-key`. Raises `InvalidKey`,
-    which never repeats what was sent."""
+    """The key that a request carries: OpenAI's `Authorization: Bearer`, else Azure's `api-key` or Anthropic's
+    `x-api-key`. Raises `InvalidKey`, which never repeats what was sent."""
     scheme, _, key = headers.get("authorization", "").strip().partition(" ")
     if not scheme:
-        scheme, key = "bearer", headers.get("api-key", "")
+        scheme, key = "bearer", headers.get("api-key") or headers.get("x-api-key", "")
     if scheme.lower() != "bearer" or not key.strip():
         raise InvalidKey("You didn't provide an API key. Send it in an Authorization header: 'Bearer YOUR_KEY'.")
     return key.strip()

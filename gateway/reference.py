@@ -23,6 +23,7 @@ from noria.gateway.schemas.administration import (
     ProjectCreate,
     ProjectUpdate,
 )
+from noria.gateway.schemas.anthropic import CountTokensRequest, MessagesRequest
 from noria.gateway.schemas.batches import BatchRequest
 from noria.gateway.schemas.chat import ChatRequest
 from noria.gateway.schemas.completions import CompletionRequest
@@ -45,6 +46,8 @@ BODIES: Mapping[str, tuple[type[RequestBody], ...]] = {
     "/v1/conversations/{conversation_id}": (ConversationChange,),
     "/v1/conversations/{conversation_id}/items": (ItemsRequest,),
     "/v1/embeddings": (EmbeddingRequest,),
+    "/v1/messages": (MessagesRequest,),
+    "/v1/messages/count_tokens": (CountTokensRequest,),
     "/v1/organization": (OrganizationUpdate,),
     "/v1/organization/admin_api_keys": (AdminKeyCreate,),
     "/v1/organization/prices/{model}": (PriceSet,),
