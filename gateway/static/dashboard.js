@@ -2,9 +2,11 @@
 
 import { Api, ApiError, Key } from "./api.js";
 import { byId, element } from "./dom.js";
+import { Keys } from "./keys.js";
 import { Latency } from "./latency.js";
 import { Letters } from "./letters.js";
 import { showOverview } from "./overview.js";
+import { Usage } from "./usage.js";
 import { Wheels } from "./wheel.js";
 
 const QUEUES_EVERY = 1_000;
@@ -14,10 +16,13 @@ const key = new Key("noria.admin-key");
 const api = new Api(key);
 const wheels = new Wheels(api, byId("wheels"), byId("mark"));
 const latency = new Latency(byId("latency"), byId("latency-window"));
-const letters = new Letters(api, byId("letters"), trouble);
+const letters = new Letters(api, byId("letters"), outcome);
+const keys = new Keys(api, byId("keys-body"), outcome);
+const usage = new Usage(api, byId("usage-body"));
 const places = { tiles: byId("tiles"), queuesPlace: byId("queues"), enginesPlace: byId("engines") };
 
 let timer = 0;
+let failed = null; // what was asked for last and did not work: it stays until the next thing that does
 let firstToken = null;
 let metricsAt = -Infinity;
 
@@ -58,8 +63,15 @@ byId("sign-out").addEventListener("click", () => leave());
 /** Shows what does not work; null: it works again. A key that is no good any more leads to the door. */
 function trouble(error) {
   if (error instanceof ApiError && error.status === 401) return leave(error.message);
+  error ??= failed;
   byId("trouble").hidden = error === null;
   byId("trouble").textContent = error === null ? "" : error instanceof TypeError ? "The server cannot be reached." : error.message;
+}
+
+/** What came of something that was asked for. */
+function outcome(error) {
+  failed = error;
+  trouble(error);
 }
 
 // --- looking -----------------------------------------------------------------------------------------------------
@@ -87,7 +99,7 @@ async function lookOnce() {
 // --- sections ----------------------------------------------------------------------------------------------------
 
 const sections = [...document.querySelectorAll("[data-section]")];
-const opened = { dead: () => letters.show() };
+const opened = { usage: () => usage.show(), keys: () => keys.show(), dead: () => letters.show() };
 
 byId("sections").append(
   ...sections.map((section) => element("a", { href: `#${section.id}`, textContent: section.dataset.section })),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import Watched, endless_request, serious
@@ -55,6 +57,47 @@ def test_a_request_appears_in_the_wheel_and_leaves(
     expect(page.locator("#engines")).to_contain_text("live")
     expect(page.locator("#latency")).to_contain_text("First token")
     assert serious(page) == []
+
+
+def test_a_key_is_made_used_and_revoked(watched: Watched, admin_key: str) -> None:
+    page = enter(watched, admin_key)
+    page.get_by_role("link", name="Keys").click()
+    page.get_by_role("button", name="New key").click()
+    page.get_by_label("Name").fill("of the browser")
+    page.get_by_label("Requests a minute").fill("600")
+    assert serious(page) == []
+    page.get_by_role("button", name="Create").click()
+    expect(page.locator("#secret")).to_have_text(re.compile("^sk-noria-"))
+    secret = page.locator("#secret").text_content() or ""
+    page.get_by_role("button", name="Done").click()
+    row = page.locator("tr[data-key]").filter(has_text="of the browser")
+    expect(row).to_contain_text("Requests a minute 600")
+    assert secret not in page.content(), "it is shown once"
+    assert serious(page) == []
+
+    playground = page.context.new_page()
+    playground.goto(f"{watched.origin}/playground")
+    playground.get_by_label("Key", exact=True).fill(secret)
+    playground.keyboard.press("Enter")
+    expect(playground.locator("#model")).to_have_value("tiny")
+    playground.get_by_label("Max tokens").fill("8")
+    playground.get_by_label("Your message").fill("Hello")
+    playground.keyboard.press("Enter")
+    expect(playground.locator(".turn.assistant .figures")).to_contain_text("ended by")
+
+    row.get_by_role("button", name="Revoke").click()
+    page.locator("#confirm-yes").click()
+    expect(row).to_have_count(0)
+    playground.wait_for_timeout(1000)  # within a second at every gateway
+    playground.get_by_label("Your message").fill("Hello again")
+    playground.keyboard.press("Enter")
+    expect(playground.locator("#key-reason")).to_contain_text("Incorrect API key")
+    expect(playground.locator(".turn.assistant").last).to_contain_text("401 invalid_api_key")
+
+    page.get_by_role("link", name="Usage").click()
+    expect(page.locator("#usage-body tbody tr")).to_contain_text("default")
+    assert serious(page) == []
+    assert [url for url in watched.urls if secret in url] == []
 
 
 def test_a_wrong_key_stays_outside(watched: Watched) -> None:
