@@ -10,8 +10,8 @@ Starts a store, an engine of a tiny model and a gateway of its own. Exits with 1
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-import socket
 import sys
 import tempfile
 import time
@@ -32,7 +32,7 @@ from noria.engine.wire.queue_view import open_view
 PATIENCE = 20.0
 """Seconds that an answer may take; a grammar has one."""
 
-ENGINE = ("--kv-memory=16MiB", "--max-model-len=256", "--grammar-timeout=1")
+ENGINE = ("--kv-memory=16MiB", "--max-model-len=256", "--grammar-timeout=1", "--no-prefix-cache")
 GATEWAY = ("--max-body-bytes=262144",)
 BATCHABLE = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
 
@@ -111,7 +111,12 @@ class Fuzz:
     def _note(self, answer: Answer) -> None:
         """Remember what was made, to delete it at the end."""
         made = answer.first_object
-        kinds = {"response": "responses", "conversation": "conversations", "file": "files", "chat.completion": "chat/completions"}
+        kinds = {
+            "response": "responses",
+            "conversation": "conversations",
+            "file": "files",
+            "chat.completion": "chat/completions",
+        }
         if made.get("object") in kinds and "id" in made:
             self.report.made.append(f"/v1/{kinds[made['object']]}/{made['id']}")
 
@@ -161,7 +166,11 @@ def _wrong(request: Hostile, answer: Answer) -> str | None:
         return f"status {answer.status} {answer.body[:200]!r}"
     if answer.status >= 400 and request.method != "HEAD" and answer.status:
         error = answer.first_object.get("error")
-        if not isinstance(error, dict) or not isinstance(error.get("message"), str) or not {"type", "param", "code"} <= error.keys():
+        if (
+            not isinstance(error, dict)
+            or not isinstance(error.get("message"), str)
+            or not {"type", "param", "code"} <= error.keys()
+        ):
             return f"{answer.status} without OpenAI's envelope: {answer.body[:200]!r}"
     if answer.is_stream:
         if not answer.stream_ended:
@@ -196,10 +205,8 @@ def leftovers(cluster: Cluster, fuzz: Fuzz, before: set[bytes]) -> list[str]:
         found.extend(f"key {key!r} that never expires" for key in sorted(lasting_keys(cluster) - before)[:5])
         return not found
 
-    try:
+    with contextlib.suppress(TimeoutError):
         wait_until(look, 30, lambda: "")
-    except TimeoutError:
-        pass
     if not all(part.alive for part in cluster.parts):
         found.append("a process has died")
     return found
@@ -224,6 +231,7 @@ def main() -> int:
     parser.add_argument("--inputs", type=int, default=10_000)
     parser.add_argument("--lines", type=int, default=500)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--log", type=Path, help="keep what the processes logged")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, cluster_of_a_tiny_model(Path(folder)) as cluster:
         fuzz, before = Fuzz(cluster.gateways[0].url), lasting_keys(cluster)
@@ -233,13 +241,15 @@ def main() -> int:
         seconds, report = time.monotonic() - started, fuzz.report
         held = leftovers(cluster, fuzz, before)
         log = cluster.gateways[0].log() + cluster.engines[0].log()
+        if options.log:
+            options.log.write_text(log)
     for kind, shown in report.faults.items():
         print(f"FAULT {kind}\n      {shown[:1500]!r}")
     print("statuses: " + ", ".join(f"{status}: {num}" for status, num in sorted(report.statuses.items())))
     print(f"left at the end: {', '.join(held) or 'nothing'}; {log.count('Traceback')} tracebacks in the logs")
     print(
-        f"{options.inputs} inputs, {options.lines} of them lines of batches, in {seconds:.0f} s: {len(report.faults)} kinds "
-        f"of faults, slowest answer {report.slowest:.2f} s"
+        f"{options.inputs} inputs, {options.lines} of them lines of batches, in {seconds:.0f} s: "
+        f"{len(report.faults)} kinds of faults, slowest answer {report.slowest:.2f} s"
     )
     return int(bool(report.faults or held))
 

@@ -16,9 +16,11 @@ from typing import Any
 from hypothesis import strategies as st
 
 from bench.random_requests import RandomRequests
+from bench.schema_suite import SUPPORTED, UNSUPPORTED
 
 MAX_TOKENS = 8
 TEXT = "the river turns"
+SCHEMAS = [*SUPPORTED.values(), *(schema for schema, _ in UNSUPPORTED.values())]
 
 
 @dataclass(frozen=True)
@@ -45,18 +47,21 @@ def _nested(levels: int, start: str, end: str, inner: str = "1") -> Spelled:
 
 
 STRANGE: tuple[Any, ...] = (
-    None, True, False, 0, -1, 1, 2, 2**31, 2**63 - 1, 2**63, -(2**64), Spelled("1" + "0" * 400), 1e308, -0.0, 1e-320, 0.5,
-    Spelled("1e999"), Spelled("NaN"), Spelled("Infinity"), Spelled("-Infinity"), Spelled("01"), Spelled("1.0"), Spelled("-"),
-    "", " ", "\0", "a" * 100, "x" * 70_000, "🎉" * 300, "\u202e", "ﷺ" * 40, "\r\n\r\n", "data: [DONE]\n\n", "{{ 7*7 }}",
-    "{% for x in range(10**9) %}", "<|im_end|>", "../../etc/passwd", "%00", "'; --", "null", "text", "function", "auto",
-    "none", "required", "json_object", "json_schema", "user", "assistant", "tool", "message", "item_reference", "gpt-4",
-    Spelled('"\\ud800"'), Spelled('"\\udfff\\ud800"'), Spelled('"\\u0000"'), Spelled('"unended'), Spelled('"\\x"'),
-    [], {}, [None], [[]], [{}], {"type": "x"}, {"": ""}, {"type": None}, {"type": "text"}, {"type": ["text"]}, ["a"] * 300,
-    {"role": "user"}, {"role": "user", "content": None}, {"type": "function", "function": {"name": "f"}}, {"$ref": "#"},
+    None, True, False, 0, -1, 1, 2, 2**31, 2**63 - 1, 2**63, -(2**64), 1e308, -0.0, 1e-320, 0.5,
+    *map(Spelled, ("1" + "0" * 400, "1e999", "NaN", "Infinity", "-Infinity", "01", "1.0", "-")),
+    *map(Spelled, ('"\\ud800"', '"\\udfff\\ud800"', '"\\u0000"', '"unended', '"\\x"')),
+    "", " ", "\0", "a" * 100, "x" * 70_000, "🎉" * 300, "\u202e", "ﷺ" * 40, "\r\n\r\n", "data: [DONE]\n\n",
+    "{{ 7*7 }}", "{% for x in range(10**9) %}", "<|im_end|>", "../../etc/passwd", "%00", "'; --",
+    "null", "text", "function", "auto", "none", "required", "json_object", "json_schema", "user", "assistant", "tool",
+    "message", "item_reference", "gpt-4",
+    [], {}, [None], [[]], [{}], {"type": "x"}, {"": ""}, {"type": None}, {"type": "text"}, {"type": ["text"]},
+    ["a"] * 300, list(range(3000)), {f"k{i}": i for i in range(200)},
+    {"role": "user"}, {"role": "user", "content": None}, {"type": "function", "function": {"name": "f"}},
     {"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/"}}, {"type": "input_file", "file_data": "%%%"},
-    {"type": "object", "properties": {"a": {"$ref": "#/properties/a"}}}, list(range(3000)), {f"k{i}": i for i in range(200)},
+    {"$ref": "#"}, {"type": "object", "properties": {"a": {"$ref": "#/properties/a"}}},
     _nested(50, "[", "]"), _nested(300, "[", "]"), _nested(1100, "[", "]"), _nested(20_000, "[", "]", ""),
-    _nested(60, '{"a":', "}"), _nested(260, '{"items":', "}"), _nested(900, '{"anyOf":[', "]}"), _nested(70, '{"not":', "}"),
+    _nested(60, '{"a":', "}"), _nested(260, '{"items":', "}"), _nested(70, '{"not":', "}"),
+    _nested(900, '{"anyOf":[', "]}"),
 )  # fmt: skip
 """Values that are wrong nearly everywhere, and right in a place where one does not expect them."""
 
@@ -64,7 +69,15 @@ PATTERNS = (
     "(a*)*b", "(a|a)*$", "a{1000}{1000}", "[", "(?<=x)", "\\p{L}+", "^(?:[^a]{0,50}){0,40}$", "(", "\\", "(?i)x", "[^]",
     "\\u{110000}", "x{,}", "(((((((((((a)))))))))))", "\\d{1,3}", "[\ud800-\udfff]", "",
 )  # fmt: skip
-GRAMMARS = ("root ::= root", 'root ::= "a" root | "b"', "root", 'x ::= "a"', 'root ::= (', 'root ::= [a-z]* [a-z]* "!"', "\0")
+GRAMMARS = (
+    "root ::= root",
+    'root ::= "a" root | "b"',
+    "root",
+    'x ::= "a"',
+    "root ::= (",
+    'root ::= [a-z]* [a-z]* "!"',
+    "\0",
+)
 
 OTHERS: dict[str, Any] = {
     "/v1/embeddings": {"input": [TEXT, "b"], "dimensions": 8, "encoding_format": "base64"},
@@ -91,14 +104,16 @@ ITEMS: tuple[Any, ...] = (
     {"role": "assistant", "content": [{"type": "output_text", "text": TEXT, "annotations": [], "logprobs": [1]}]},
 )
 GETS = (
-    "/v1/models/%00", "/v1/models/a%2Fb", "/v1/responses/resp_0?starting_after=x", "/v1/files?limit=-1", "/v1/files/%ff",
-    "/v1/batches?after=zz&limit=1e9", "/v1/chat/completions?metadata[a]=b&order=up", "/v1/conversations/conv_0/items?limit=0",
-    "/v1/responses/resp_0?stream=true&starting_after=99999999999999999999", "/v1/files/file-0/content", "/v1/x" + "y" * 3000,
-    "/v1/responses/resp_0/input_items?include[]=x", "/v1//v1/models", "/openai/deployments/%2e%2e/models", "/v1/openapi.json",
+    "/v1/models/%00", "/v1/models/a%2Fb", "/v1/openapi.json", "/v1//v1/models", "/openai/deployments/%2e%2e/models",
+    "/v1/files?limit=-1", "/v1/files/%ff", "/v1/files/file-0/content", "/v1/batches?after=zz&limit=1e9",
+    "/v1/chat/completions?metadata[a]=b&order=up", "/v1/conversations/conv_0/items?limit=0", "/v1/x" + "y" * 3000,
+    "/v1/responses/resp_0?starting_after=x", "/v1/responses/resp_0?stream=true&starting_after=99999999999999999999",
+    "/v1/responses/resp_0/input_items?include[]=x",
 )  # fmt: skip
 TYPES = (
-    "application/json", "text/plain", "", "application/xml", "application/json; charset=utf-16", "application/x-www-form-urlencoded",
-    "multipart/form-data", "multipart/form-data; boundary=x", 'multipart/form-data; boundary="' + "b" * 300 + '"', "\xff",
+    "application/json", "text/plain", "", "application/xml", "application/json; charset=utf-16", "\xff",
+    "application/x-www-form-urlencoded", "multipart/form-data", "multipart/form-data; boundary=x",
+    'multipart/form-data; boundary="' + "b" * 300 + '"',
 )  # fmt: skip
 HEADERS: dict[str, tuple[str, ...]] = {
     "idempotency-key": ("", "k", "x" * 300, "\xe9"),
@@ -148,7 +163,9 @@ def _dropped(place: tuple[Any, Any], _: Any) -> None:
 
 def _wrapped(place: tuple[Any, Any], strange: Any) -> None:
     container, key = place
-    container[key] = [container[key], strange] if isinstance(strange, list) else {"type": strange, "text": container[key]}
+    container[key] = (
+        [container[key], strange] if isinstance(strange, list) else {"type": strange, "text": container[key]}
+    )
 
 
 def _added(place: tuple[Any, Any], strange: Any) -> None:
@@ -165,20 +182,48 @@ def _renamed(place: tuple[Any, Any], _: Any) -> None:
         container[f"{key} "] = container.pop(key)
 
 
-BREAKS: tuple[Callable[[tuple[Any, Any], Any], None], ...] = (_replaced, _replaced, _replaced, _dropped, _wrapped, _added, _renamed)
+BREAKS: tuple[Callable[[tuple[Any, Any], Any], None], ...] = (
+    _replaced,
+    _replaced,
+    _replaced,
+    _dropped,
+    _wrapped,
+    _added,
+    _renamed,
+)
 _strange = st.one_of(
     st.sampled_from(STRANGE),
     st.sampled_from(STRANGE),
-    st.sampled_from(PATTERNS).map(lambda p: {"type": "json_schema", "json_schema": {"name": "n", "schema": {"pattern": p}}}),
+    st.sampled_from(PATTERNS).map(
+        lambda p: {"type": "json_schema", "json_schema": {"name": "n", "schema": {"pattern": p}}}
+    ),
     st.sampled_from([*PATTERNS, *GRAMMARS]),
     st.sampled_from(ITEMS),
 ).map(copy.deepcopy)  # what is put into a body may be broken further
 
 
+def _forms(schema: Any) -> list[tuple[str, Any]]:
+    """Requests that hold an answer to the schema."""
+    named = {"name": "s", "schema": schema}
+    function = {"name": "f", "parameters": schema, "strict": True}
+    forced = {"tools": [{"type": "function", "function": function}], "tool_choice": "required", "max_tokens": 4}
+    form = {"format": {"type": "json_schema", **named}}
+    return [
+        ("/v1/completions", {"prompt": TEXT, "guided_json": schema, "max_tokens": 4}),
+        ("/v1/responses", {"input": TEXT, "text": form, "max_output_tokens": 16}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": TEXT}], **forced}),
+    ]
+
+
 @st.composite
 def broken_bodies(draw: st.DrawFn, model: str, vocab_size: int) -> tuple[str, str]:
     """Path and JSON of a request with up to three faults."""
-    if draw(st.booleans()):
+    kind = draw(st.integers(0, 11))
+    if kind == 0:
+        schema = draw(st.sampled_from(SCHEMAS))
+        path, body = draw(st.sampled_from(_forms(json.loads(json.dumps(schema)))))
+        body = {"model": model, **body}
+    elif kind < 8:
         ask = RandomRequests(model, vocab_size, seed=draw(st.integers(0, 10**6)), max_tokens=MAX_TOKENS).ask()
         path, body = ask.path, json.loads(json.dumps(ask.body))
     else:
@@ -188,10 +233,20 @@ def broken_bodies(draw: st.DrawFn, model: str, vocab_size: int) -> tuple[str, st
         body["stream"] = True
     if "input" in body and draw(st.integers(0, 2)) == 0:
         body["input"] = draw(st.lists(st.sampled_from(ITEMS).map(copy.deepcopy), min_size=1, max_size=3))
-    known = ("stop", "guided_regex", "guided_grammar", "response_format", "tools", "logit_bias", "metadata", "seed", "background")
-    if draw(st.integers(0, 2)) == 0:
+    known = (
+        "stop",
+        "guided_regex",
+        "guided_grammar",
+        "response_format",
+        "tools",
+        "logit_bias",
+        "metadata",
+        "seed",
+        "background",
+    )
+    if draw(st.integers(0, 4)) == 0:
         body[draw(st.sampled_from(known))] = draw(_strange)
-    for _ in range(draw(st.integers(0, 3))):
+    for _ in range(draw(st.sampled_from((0, 1, 1, 2, 3)))):
         places = _places(body)
         if places:
             place = places[draw(st.integers(0, len(places) - 1))]
@@ -227,9 +282,13 @@ def hostile_requests(draw: st.DrawFn, model: str, vocab_size: int) -> Hostile:
     body, headers = text.encode("utf-8", "surrogatepass"), {"content-type": "application/json"}
     kind = draw(st.integers(0, 19))
     if kind == 0:
-        body = draw(st.sampled_from((b"", b"null", b"[]", b"{", b"\xff\xfe", b"0", b'"a"', b"{}" * 2, b"\0" * 9, body * 2)))
+        body = draw(
+            st.sampled_from((b"", b"null", b"[]", b"{", b"\xff\xfe", b"0", b'"a"', b"{}" * 2, b"\0" * 9, body * 2))
+        )
     elif kind == 1:
-        body = draw(st.sampled_from((b"\xef\xbb\xbf" + body, text.encode("utf-16", "surrogatepass"), body[: len(body) // 2])))
+        body = draw(
+            st.sampled_from((b"\xef\xbb\xbf" + body, text.encode("utf-16", "surrogatepass"), body[: len(body) // 2]))
+        )
     elif kind == 2:
         at = draw(st.integers(0, max(0, len(body) - 1)))
         body = body[:at] + draw(st.binary(min_size=1, max_size=3)) + body[at + 1 :]

@@ -14,7 +14,20 @@ from bench.schema_suite import closed
 
 Body = dict[str, Any]
 
-_WORDS = ("river", "wheel", "bucket", "naïve", "日本語", "🎉", "x = 1;", "the", "and then", "\n\n", '"quoted"', "2 + 2 =")
+_WORDS = (
+    "river",
+    "wheel",
+    "bucket",
+    "naïve",
+    "日本語",
+    "🎉",
+    "x = 1;",
+    "the",
+    "and then",
+    "\n\n",
+    '"quoted"',
+    "2 + 2 =",
+)
 _STOPS = ("e", " the", "\n", ".", "ing", ",", "a", "}", "ou", "\u200d", "zq", '":')
 _SHAPES = (
     closed(colour={"enum": ["red", "grün", "青"]}, count={"type": "integer", "minimum": 0, "maximum": 99}),
@@ -109,7 +122,9 @@ class RandomRequests:
     def _sampling(self, *, responses: bool = False) -> Body:
         pick = self._chance
         greedy = pick.random() < 0.3
-        body: Body = {"temperature": 0} if greedy else {"temperature": pick.choice((0.3, 1, 1.5)), "seed": pick.getrandbits(32)}
+        body: Body = (
+            {"temperature": 0} if greedy else {"temperature": pick.choice((0.3, 1, 1.5)), "seed": pick.getrandbits(32)}
+        )
         self._maybe(
             body, 0.25,
             top_p=lambda: pick.choice((0.0, 0.5, 0.9)), top_k=lambda: pick.choice((-1, 1, 5, 40)),
