@@ -32,7 +32,7 @@ from noria.engine.wire.queue_view import open_view
 PATIENCE = 20.0
 """Seconds that an answer may take; a grammar has one."""
 
-ENGINE = ("--kv-memory=16MiB", "--max-model-len=256", "--grammar-timeout=1", "--no-prefix-cache")
+ENGINE = ("--kv-memory=16MiB", "--max-model-len=256", "--grammar-timeout=1")
 GATEWAY = ("--max-body-bytes=262144",)
 BATCHABLE = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
 
@@ -218,12 +218,16 @@ def lasting_keys(cluster: Cluster) -> set[bytes]:
         return {key for key in store.scan_iter(count=1000) if store.ttl(key) == -1}
 
 
-def cluster_of_a_tiny_model(folder: Path) -> Cluster:
+def cluster_of_a_tiny_model(folder: Path, *engine_options: str) -> Cluster:
     """What is fuzzed."""
     return Cluster(
-        make(folder / "tiny"), num_engines=1, num_gateways=1, engine_options=ENGINE, gateway_options=GATEWAY,
+        make(folder / "tiny"),
+        num_engines=1,
+        num_gateways=1,
+        engine_options=(*ENGINE, *engine_options),
+        gateway_options=GATEWAY,
         lease_seconds=10,
-    )  # fmt: skip
+    )
 
 
 def main() -> int:

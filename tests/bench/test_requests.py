@@ -15,7 +15,7 @@ from bench.stream_equals_whole import compare, served
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with cluster_of_a_tiny_model(tmp_path_factory.mktemp("model")) as running:
+    with cluster_of_a_tiny_model(tmp_path_factory.mktemp("model"), "--no-prefix-cache") as running:
         yield running
 
 
