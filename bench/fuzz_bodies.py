@@ -120,14 +120,19 @@ class Fuzz:
         if made.get("object") in kinds and "id" in made:
             self.report.made.append(f"/v1/{kinds[made['object']]}/{made['id']}")
 
-    def _run_batch(self, endpoint: str, lines: list[str]) -> None:
-        content = "\n".join(lines).encode("utf-8", "surrogatepass")
+    def upload(self, content: bytes) -> str:
+        """The id of a file for a batch."""
         form = (
             b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--b\r\nContent-Disposition: '
             b'form-data; name="file"; filename="a.jsonl"\r\n\r\n' + content + b"\r\n--b--\r\n"
         )
         multipart = {"content-type": "multipart/form-data; boundary=b"}
-        file_id = self.send(Hostile("POST", "/v1/files", form, multipart)).first_object["id"]
+        file_id: str = self.send(Hostile("POST", "/v1/files", form, multipart)).first_object["id"]
+        return file_id
+
+    def _run_batch(self, endpoint: str, lines: list[str]) -> None:
+        content = "\n".join(lines).encode("utf-8", "surrogatepass")
+        file_id = self.upload(content)
         asked = {"input_file_id": file_id, "endpoint": endpoint, "completion_window": "24h"}
         batch = self.send(Hostile("POST", "/v1/batches", json.dumps(asked).encode())).first_object
         give_up = time.monotonic() + 60 + len(lines)

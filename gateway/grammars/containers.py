@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from noria.gateway.grammars.errors import Unsupported, inside
+from noria.gateway.grammars.keys import other_than
 from noria.gateway.grammars.patterns import in_string
 
 Schema = dict[str, Any]
@@ -91,6 +92,9 @@ def _open_ended(
         return {"patternProperties": {_key_pattern(pattern, place): written}, "additionalProperties": False}
     if more is None or more is False:
         return {"additionalProperties": False}
+    if known and names in (None, True):
+        written = part(more, "additionalProperties")
+        return {"patternProperties": {other_than(known): written}, "additionalProperties": False}
     if names is None or names is True:
         return {"additionalProperties": part(more, "additionalProperties")}
     if known or not isinstance(names, dict) or set(names) - {"type", "pattern", "title", "description"}:

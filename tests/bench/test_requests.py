@@ -10,12 +10,15 @@ import pytest
 from bench.cluster import Cluster
 from bench.fuzz_bodies import Fuzz, cluster_of_a_tiny_model, lasting_keys, leftovers
 from bench.random_requests import RandomRequests
-from bench.stream_equals_whole import compare, served
+from bench.stream_equals_whole import compare, served, warm
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with cluster_of_a_tiny_model(tmp_path_factory.mktemp("model"), "--no-prefix-cache") as running:
+    options = ("--no-prefix-cache", "--grammar-timeout=10")
+    with cluster_of_a_tiny_model(tmp_path_factory.mktemp("model"), *options) as running:
+        url = running.gateways[0].url
+        warm(url, served(url)[0])
         yield running
 
 

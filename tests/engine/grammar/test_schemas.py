@@ -68,3 +68,21 @@ def test_a_mask_allows_nothing_that_the_matcher_refuses(
     matcher = compiled.matcher()
     for token_id in allowed(matcher.fill()[0], 49152):
         assert compiled.matcher().accept([int(token_id)]), smollm_tokenizer.token_bytes(int(token_id))
+
+
+@pytest.mark.parametrize("key", ['"\\u0069d"', '"i\\u0064"', '"id"'])
+def test_a_declared_property_is_not_written_twice(
+    smollm_grammars: Grammars, smollm_tokenizer: Tokenizer, key: str
+) -> None:
+    schema = {
+        "properties": {"id": {"type": "integer"}},
+        "required": ["id"],
+        "additionalProperties": {"type": "boolean"},
+    }
+    written = json.dumps(enforceable(schema))
+    compiled = smollm_grammars.compile(Grammar("json_schema", written)).result(60)
+
+    def follows(text: str) -> bool:
+        return compiled.matcher().accept(smollm_tokenizer.encode(text))
+
+    assert follows('{"id": 1, "idx": true, "i": false}') and not follows('{"id": 1, ' + key)
