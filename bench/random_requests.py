@@ -34,7 +34,10 @@ _SHAPES = (
     closed(name={"type": "string", "maxLength": 6}, ok={"type": "boolean"}),
     {"type": "array", "items": {"enum": [1, "two", None]}, "maxItems": 3},
 )
-_OBJECTS = _SHAPES[:2]
+_ASCII_SHAPES = (
+    closed(colour={"enum": ["red", "green"]}, count={"type": "integer", "minimum": 0, "maximum": 99}),
+    *_SHAPES[1:],
+)
 _GRAMMAR = 'root ::= "yes" | "no" | [0-9] [0-9] root'
 
 
@@ -55,6 +58,9 @@ class RandomRequests:
         self._vocab_size = vocab_size
         self._chance = random.Random(seed)
         self._max_tokens = max_tokens
+        # What a vocabulary without all bytes cannot write is a dead end for its model.
+        self._bytes = vocab_size >= 256
+        self._shapes = _SHAPES if self._bytes else _ASCII_SHAPES
 
     def ask(self) -> Ask:
         """The next one."""
@@ -112,7 +118,7 @@ class RandomRequests:
             body["tool_choice"] = choice if isinstance(choice, str) else {"type": "function", **choice["function"]}
             self._maybe(body, 0.3, parallel_tool_calls=self._rarely)
         elif form < 0.6:
-            schema = {"type": "json_schema", "name": "s", "schema": self._chance.choice(_OBJECTS)}
+            schema = {"type": "json_schema", "name": "s", "schema": self._chance.choice(self._shapes[:2])}
             body["text"] = {"format": self._chance.choice(({"type": "json_object"}, schema))}
             body["max_output_tokens"] = 2 * self._max_tokens
         return Ask("/v1/responses", body)
@@ -151,8 +157,8 @@ class RandomRequests:
 
     def _tools(self, *, legacy: bool | None = None) -> Body:
         functions = [
-            {"name": "paint", "description": "Paint it", "parameters": _SHAPES[0], "strict": self._rarely()},
-            {"name": "look_up", "parameters": _SHAPES[1]},
+            {"name": "paint", "description": "Paint it", "parameters": self._shapes[0], "strict": self._rarely()},
+            {"name": "look_up", "parameters": self._shapes[1]},
             {"name": "stop_now"},
         ][: self._chance.randint(1, 3)]
         name = self._chance.choice(functions)["name"]
@@ -167,13 +173,13 @@ class RandomRequests:
 
     def _form(self, body: Body) -> Body:
         pick = self._chance
-        schema = {"name": "s", "schema": pick.choice(_SHAPES), "strict": True}
+        schema = {"name": "s", "schema": pick.choice(self._shapes), "strict": True}
         forms: list[Body] = [
             {"response_format": {"type": "json_object"}},
             {"response_format": {"type": "json_schema", "json_schema": schema}},
-            {"guided_json": pick.choice(_SHAPES)},
-            {"guided_regex": "[a-c]{2,5}(é|z+)?"},
-            {"guided_choice": ["yes", "nein", "おそらく"]},
+            {"guided_json": pick.choice(self._shapes)},
+            {"guided_regex": "[a-c]{2,5}(é|z+)?" if self._bytes else "[a-c]{2,5}z*"},
+            {"guided_choice": ["yes", "nein", "おそらく" if self._bytes else "maybe"]},
             {"guided_grammar": _GRAMMAR},
             {"structured_outputs": {"regex": "\\d{1,3}[.]\\d"}},
         ]

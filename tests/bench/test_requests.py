@@ -15,7 +15,7 @@ from bench.stream_equals_whole import compare, served, warm
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    options = ("--no-prefix-cache", "--grammar-timeout=10")
+    options = ("--no-prefix-cache", "--grammar-timeout=10", "--max-model-len=1024")
     with cluster_of_a_tiny_model(tmp_path_factory.mktemp("model"), *options) as running:
         url = running.gateways[0].url
         warm(url, served(url)[0])
@@ -36,6 +36,6 @@ def test_hostile_requests_break_nothing_and_leave_nothing(cluster: Cluster) -> N
     fuzz.requests(460, number=7)
     fuzz.batch(40, number=7)
     assert fuzz.report.faults == {}
-    assert fuzz.report.statuses[200] > 50 and fuzz.report.statuses[400] > 200, fuzz.report.statuses
+    assert fuzz.report.statuses[200] > 30 and fuzz.report.statuses[400] > 200, fuzz.report.statuses
     assert leftovers(cluster, fuzz, before) == []
     assert "Traceback" not in cluster.gateways[0].log() + cluster.engines[0].log()
