@@ -24,7 +24,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 def test_a_stream_is_the_answer_that_comes_whole(cluster: Cluster) -> None:
     url = cluster.gateways[0].url
-    requests = RandomRequests(*served(url), seed=11, max_tokens=12)
+    requests = RandomRequests(*served(url), seed=11, max_tokens=24)
     found = asyncio.run(compare(url, [requests.ask() for _ in range(40)]))
     assert found.differences == []
     assert found.equal > 35 and found.seen["calls"] and found.seen["event ids"], found
