@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from noria.engine.grammar.binding import GrammarError
+from noria.engine.grammar.binding import GrammarError, GrammarsUnavailable
 from noria.engine.grammar.grammars import Grammars
 from noria.engine.grammar.matcher import CompiledGrammar
 from noria.engine.live import LiveRequest
@@ -86,6 +86,9 @@ def _settle(guest: Guest) -> Refusal | None:
         guest.live.follow(guest.compiled.result())
     except GrammarError as error:
         return Refusal(str(error), guest.grammar.param)
+    except GrammarsUnavailable as error:
+        log.error("a grammar cannot be compiled here", error=str(error))
+        return Refusal(str(error))
     except Exception:
         log.exception("a grammar could not be compiled", kind=guest.grammar.kind)
         return Refusal("the grammar could not be compiled")

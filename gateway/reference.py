@@ -12,6 +12,18 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
+from noria.gateway.schemas.administration import (
+    AdminKeyCreate,
+    ApiKeyCreate,
+    ApiKeyRotate,
+    ApiKeyUpdate,
+    OrganizationCreate,
+    OrganizationUpdate,
+    PriceSet,
+    ProjectCreate,
+    ProjectUpdate,
+)
+from noria.gateway.schemas.anthropic import CountTokensRequest, MessagesRequest
 from noria.gateway.schemas.batches import BatchRequest
 from noria.gateway.schemas.chat import ChatRequest
 from noria.gateway.schemas.completions import CompletionRequest
@@ -22,6 +34,7 @@ from noria.gateway.schemas.responses import CompactRequest, InputTokensRequest, 
 from noria.gateway.schemas.scoring import RerankRequest, ScoreRequest
 from noria.gateway.schemas.strict import RequestBody
 from noria.gateway.schemas.tokenization import DetokenizeRequest, TokenizeChat, TokenizeText
+from noria.gateway.schemas.uploads import CompleteUploadRequest, UploadRequest
 from noria.version import __version__
 
 BODIES: Mapping[str, tuple[type[RequestBody], ...]] = {
@@ -33,6 +46,17 @@ BODIES: Mapping[str, tuple[type[RequestBody], ...]] = {
     "/v1/conversations/{conversation_id}": (ConversationChange,),
     "/v1/conversations/{conversation_id}/items": (ItemsRequest,),
     "/v1/embeddings": (EmbeddingRequest,),
+    "/v1/messages": (MessagesRequest,),
+    "/v1/messages/count_tokens": (CountTokensRequest,),
+    "/v1/organization": (OrganizationUpdate,),
+    "/v1/organization/admin_api_keys": (AdminKeyCreate,),
+    "/v1/organization/prices/{model}": (PriceSet,),
+    "/v1/organization/projects": (ProjectCreate,),
+    "/v1/organization/projects/{project_id}": (ProjectUpdate,),
+    "/v1/organization/projects/{project_id}/api_keys": (ApiKeyCreate,),
+    "/v1/organization/projects/{project_id}/api_keys/{key_id}": (ApiKeyUpdate,),
+    "/v1/organization/projects/{project_id}/api_keys/{key_id}/rotate": (ApiKeyRotate,),
+    "/v1/organizations": (OrganizationCreate,),
     "/v1/responses": (ResponseRequest,),
     "/v1/responses/input_tokens": (InputTokensRequest,),
     "/v1/responses/compact": (CompactRequest,),
@@ -41,10 +65,22 @@ BODIES: Mapping[str, tuple[type[RequestBody], ...]] = {
     "/v2/rerank": (RerankRequest,),
     "/v1/tokenize": (TokenizeText, TokenizeChat),
     "/v1/detokenize": (DetokenizeRequest,),
+    "/v1/uploads": (UploadRequest,),
+    "/v1/uploads/{upload_id}/complete": (CompleteUploadRequest,),
 }
 """By path, the schemas that a POST's JSON body is read with: one of them."""
 
-NO_JSON = frozenset(("/v1/batches/{batch_id}/cancel", "/v1/files", "/v1/responses/{response_id}/cancel"))
+NO_JSON = frozenset(
+    (
+        "/v1/admin/dead_letters/{letter_id}/requeue",
+        "/v1/batches/{batch_id}/cancel",
+        "/v1/files",
+        "/v1/organization/projects/{project_id}/archive",
+        "/v1/responses/{response_id}/cancel",
+        "/v1/uploads/{upload_id}/cancel",
+        "/v1/uploads/{upload_id}/parts",
+    )
+)
 """Paths whose POST takes no JSON body: none at all, or a form."""
 
 _ERROR = {

@@ -85,10 +85,11 @@ class Chunks:
             )
             event = self._finished(event, delta.index, (delta.consumed, TEXT if delta.finish else 0))
         if finish is not None:
-            end = b'%s{"index":%d,"delta":{},"logprobs":null,"finish_reason":"%s"}%s' % (
+            end = b'%s{"index":%d,"delta":{},"logprobs":null,"finish_reason":"%s","stop_reason":%s}%s' % (
                 self._start,
                 delta.index,
                 finish.encode(),
+                orjson.dumps(delta.stop_reason),
                 self._end,
             )
             end = self._finished(end, delta.index, (delta.consumed, END))
@@ -134,8 +135,8 @@ def usage_fields(usage: Usage) -> dict[str, Any]:
         "completion_tokens_details": {
             "reasoning_tokens": usage.reasoning_tokens,
             "audio_tokens": 0,
-            "accepted_prediction_tokens": 0,
-            "rejected_prediction_tokens": 0,
+            "accepted_prediction_tokens": usage.accepted_prediction_tokens,
+            "rejected_prediction_tokens": usage.rejected_prediction_tokens,
         },
     }
 
