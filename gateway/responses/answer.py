@@ -20,8 +20,8 @@ from noria.gateway.responses import response
 from noria.gateway.responses.events import EventWriter
 from noria.gateway.responses.output import OutputItems, replay
 from noria.gateway.responses.parts import Entry, Shown
-from noria.gateway.schemas.scores import chat_entries
 from noria.gateway.schemas.responses import ResponseRequest
+from noria.gateway.schemas.scores import chat_entries
 
 Conclude = Callable[[Shown], Awaitable[Shown]]
 """Keeps a response that has ended, and returns it as it is kept."""
