@@ -42,7 +42,8 @@ def test_a_chat_streams_and_its_figures_are_the_servers(watched: Watched, served
     # Every token of this model is a character; markup takes some away.
     assert told and int(told[1]) <= 60
     lengths = page.evaluate("() => window.lengths")
-    assert len(lengths) >= 3 and lengths == sorted(lengths), "it is shown while it comes"
+    # Not sorted: markup that is complete takes its marks out of the text.
+    assert len(lengths) >= 3 and lengths[0] < lengths[-1], "it is shown while it comes"
     expect(page.locator("#status")).to_contain_text(f"{told[1]} tokens")
     assert serious(page) == []
 
