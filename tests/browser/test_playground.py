@@ -32,18 +32,19 @@ def test_a_chat_streams_and_its_figures_are_the_servers(watched: Watched, served
     page = enter(watched, served.key)
     expect(page.locator("#model")).to_have_value("tiny")
     page.evaluate(NOTE_LENGTHS)
-    page.get_by_label("Max tokens").fill("60")
+    page.get_by_label("Max tokens").fill("250")
     page.get_by_label("Temperature", exact=True).fill("0")
     page.get_by_label("Your message").fill(QUESTION)
     page.keyboard.press("Enter")
     figures = page.locator(".turn.assistant:not(.growing) .figures")
-    expect(figures).to_have_text(re.compile(r"first token .+ tokens/s [\d.]+ .*prompt \d+.*output \d+.*total"))
+    shown = re.compile(r"first token .+ tokens/s [\d.]+ .*prompt \d+.*output \d+.*total")
+    expect(figures).to_have_text(shown, timeout=60_000)
     told = re.search(r"output (\d+)", figures.text_content() or "")
     # Every token of this model is a character; markup takes some away.
-    assert told and int(told[1]) <= 60
+    assert told and int(told[1]) <= 250
     lengths = page.evaluate("() => window.lengths")
     # Not sorted: markup that is complete takes its marks out of the text.
-    assert len(lengths) >= 3 and lengths[0] < lengths[-1], "it is shown while it comes"
+    assert len(lengths) >= 2 and lengths[0] < lengths[-1], "it is shown while it comes"
     expect(page.locator("#status")).to_contain_text(f"{told[1]} tokens")
     assert serious(page) == []
 
