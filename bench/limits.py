@@ -18,9 +18,12 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import httpx
+import orjson
 import redis
+import structlog
 
 from bench.cluster import Gateway, status, wait_until
 from bench.gateway import byte_tokenizer
@@ -37,6 +40,7 @@ from noria.gateway.tenancy.principal import Principal
 from noria.gateway.tenancy.records import Limits
 
 MODEL = "bench"
+Connection: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 STATIC = "sk-static"
 PEPPER = "pepper-of-the-bench-0123456789abcdef"
 ACTOR = Actor("cli", "bench")
@@ -91,30 +95,48 @@ async def admit(url: str, rounds: int = 3000) -> None:
 
 @dataclass
 class Load:
-    """Requests at a steady rate, each sent when it is due whatever became of those before."""
+    """Requests at a steady rate, each sent when it is due whatever became of those before. Over bare sockets: a client
+    library would take more of the machine than the gateway does."""
 
     url: str
     rate: float = 200.0
     seconds: float = 8.0
+    connections: int = 64
 
     async def run(self, keys: dict[str, str]) -> dict[str, list[float]]:
         """Milliseconds by name of the key; the keys take turns, so that all meet the same machine."""
         taken: dict[str, list[float]] = {name: [] for name in keys}
-        limits = httpx.Limits(max_connections=64, max_keepalive_connections=64)
-        async with httpx.AsyncClient(base_url=self.url, limits=limits, timeout=20) as client:
-            began, tasks, named = time.perf_counter(), [], list(keys.items())
-            for n in range(int(self.rate * self.seconds)):
-                await asyncio.sleep(max(0.0, began + n / self.rate - time.perf_counter()))
-                name, key = named[n % len(named)]
-                tasks.append(asyncio.ensure_future(self._one(client, key, taken[name])))
-            await asyncio.gather(*tasks)
+        host, _, port = self.url.removeprefix("http://").partition(":")
+        free: asyncio.Queue[Connection] = asyncio.Queue()
+        for _ in range(self.connections):
+            free.put_nowait(await asyncio.open_connection(host, int(port)))
+        asked = {name: _request(host, key) for name, key in keys.items()}
+        began, tasks, names_ = time.perf_counter(), [], list(keys)
+        for n in range(int(self.rate * self.seconds)):
+            await asyncio.sleep(max(0.0, began + n / self.rate - time.perf_counter()))
+            name = names_[n % len(names_)]
+            tasks.append(asyncio.ensure_future(self._one(free, asked[name], taken[name])))
+        await asyncio.gather(*tasks)
+        while not free.empty():
+            free.get_nowait()[1].close()
         return taken
 
-    async def _one(self, client: httpx.AsyncClient, key: str, taken: list[float]) -> None:
+    async def _one(self, free: asyncio.Queue[Connection], request: bytes, taken: list[float]) -> None:
         began = time.perf_counter()
-        answer = await client.post("/v1/chat/completions", json=BODY, headers={"authorization": f"Bearer {key}"})
-        answer.raise_for_status()
+        reader, writer = await free.get()
+        writer.write(request)
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
+        await reader.readexactly(length)
+        assert head.startswith(b"HTTP/1.1 200"), head
         taken.append((time.perf_counter() - began) * 1000)
+        free.put_nowait((reader, writer))
+
+
+def _request(host: str, key: str) -> bytes:
+    body = orjson.dumps(BODY)
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: {host}\r\nauthorization: Bearer {key}\r\n"
+    return f"{head}content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
 
 
 async def latency(url: str, gateway: Gateway, rate: float) -> None:
@@ -270,6 +292,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=200.0, help="requests per second of the latency part")
     parser.add_argument("--store", default="redis", choices=("redis", "valkey"))
     given = parser.parse_args()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
     with running_store(given.store) as store:
         run(store, given.part, given.rate)
 

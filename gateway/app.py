@@ -39,6 +39,7 @@ from noria.gateway.endpoints import (
     openapi,
     operations,
     organizations,
+    pages,
     projects,
     responses,
     scoring,
@@ -150,6 +151,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     errors.install(app)
     app.include_router(health.router)
     app.include_router(metrics.router)
+    app.include_router(pages.router)
     for prefix in ("/v1", ""):
         for noun in _NOUNS:
             app.include_router(noun.router, prefix=prefix)

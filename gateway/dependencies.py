@@ -113,9 +113,12 @@ async def administrate(request: Request) -> Administrator:
 
 
 async def operate(request: Request) -> None:
-    """Lets in who runs the place: an admin key for the whole installation where there are admin keys, else any key."""
+    """Lets in who runs the place: an admin key for the whole installation where there are admin keys, else a key that
+    was not given to a tenant. Raises `InvalidKey` and `Forbidden`."""
     if services(request).tenancy is None:
-        await authenticate(request)
+        if (await authenticate(request)).id != Tenant().id:
+            message = "This key belongs to a tenant. Use one that is given without a tenant's name."
+            raise Forbidden(message, code="insufficient_permissions")
     elif not (await administrate(request)).is_instance_wide:
         raise Forbidden("This needs an admin API key with the scope 'instance'.", code="insufficient_permissions")
 

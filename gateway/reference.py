@@ -114,8 +114,11 @@ def document(app: FastAPI) -> dict[str, Any]:
         [(kind, "validation") for kind in kinds], ref_template="#/components/schemas/{model}"
     )
     schema_by_kind = {kind: references[kind, "validation"] for kind in kinds}
+    known = {name: _with_nulls(schema) for name, schema in definitions.get("$defs", {}).items()}
     for path, item in paths.items():
         for method, operation in item.items():
+            if path in _open_paths(app):
+                operation["security"] = []
             operation["responses"] = {"200": {"description": "The answer"}, "default": _ERROR}
             if method == "post" and path in BODIES:
                 schemas = [schema_by_kind[kind] for kind in BODIES[path]]
@@ -126,11 +129,31 @@ def document(app: FastAPI) -> dict[str, Any]:
         "info": {"title": "Noria", "version": __version__},
         "paths": dict(sorted(paths.items())),
         "components": {
-            "schemas": {**definitions.get("$defs", {}), "Error": _ERROR_SCHEMA},
+            "schemas": {**known, "Error": _ERROR_SCHEMA},
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
         "security": [{"key": []}],
     }
+
+
+def _with_nulls(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema with null for every field that may be absent: it means the same."""
+    required = schema.get("required", ())
+    properties = {
+        name: field if name in required or _takes_null(field) else {"anyOf": [field, {"type": "null"}]}
+        for name, field in schema.get("properties", {}).items()
+    }
+    return {**schema, "properties": properties} if properties else schema
+
+
+def _takes_null(field: Mapping[str, Any]) -> bool:
+    return field.get("type") == "null" or any(_takes_null(option) for option in field.get("anyOf", ()))
+
+
+def _open_paths(app: FastAPI) -> tuple[str, ...]:
+    """Those that need no key."""
+    probes = ("/healthz", "/readyz")
+    return (*probes, "/metrics") if app.state.services.settings.open_metrics else probes
 
 
 def _is_canonical(path: str, paths: Mapping[str, Any]) -> bool:
