@@ -6,9 +6,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
+from pydantic_core import PydanticCustomError
 
-from noria.gateway.schemas.strict import FIRST_FAULT, Strict, only_kinds
+from noria.gateway.schemas.strict import FIRST_FAULT, Strict, deeper_than, only_kinds
+from noria.gateway.schemas.tools import MAX_DEPTH
 
 
 class CacheControl(Strict):
@@ -65,6 +67,13 @@ class ToolUseBlock(Strict):
     input: dict[str, Any]
     cache_control: CacheControl | None = None
     caller: dict[str, Any] | None = None
+
+    @field_validator("input")
+    @classmethod
+    def _flat_enough(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if deeper_than(value, MAX_DEPTH):
+            raise PydanticCustomError("input", "it is nested more than {most} deep", {"most": MAX_DEPTH})
+        return value
 
 
 class ThinkingBlock(Strict):

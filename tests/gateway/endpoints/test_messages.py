@@ -201,6 +201,7 @@ def test_thoughts_are_blocks_and_can_be_left_out(launch, store_url, files):
 
 
 IMAGE = {"type": "image", "source": {"type": "url", "url": "http://127.0.0.1/a.png"}}
+DEEP = {"type": "tool_use", "id": "t", "name": "f", "input": json.loads('{"a":' * 400 + "1" + "}" * 400)}
 RESULT = {"type": "tool_result", "tool_use_id": "t", "content": [IMAGE]}
 
 
@@ -222,6 +223,7 @@ RESULT = {"type": "tool_result", "tool_use_id": "t", "content": [IMAGE]}
         ({"output_config": {"format": {"type": "json_schema", "schema": {"not": {}}}}}, "output_config.format"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "budget_tokens"),
         ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "assistant", "content": [DEEP]}]}, "messages[0].content[0].input"),
         ({"messages": [{"role": "user", "content": [RESULT]}]}, "messages[0].content[0].content[0].type"),
     ],
 )
