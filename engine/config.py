@@ -49,8 +49,8 @@ class EngineConfig(Settings):
     kv_memory: str = Field(
         "auto", description="Bytes for the KV cache, e.g. 512MiB; auto: a quarter of what is free, 2GiB at most"
     )
-    kv_dtype: Literal["fp32", "fp16"] = Field(
-        "fp32", description="Precision of the KV cache; fp16 holds twice the tokens in the same memory"
+    kv_dtype: Literal["auto", "fp32", "fp16"] = Field(
+        "auto", description="Precision of the KV cache; auto: fp16, which holds twice the tokens, beside the C kernels"
     )
     kernels: Kernels = Field(
         "auto", description="What computes: the C library (native), plain torch, or the first that runs here"

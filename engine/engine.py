@@ -208,7 +208,8 @@ class Engine:
             request = live.claimed.request
             del self._held[request.id]
             if refusal is not None:
-                self._refuse(live.claimed, FinishReason.ERROR, refusal.message, refusal.param)
+                end = FinishReason.CANCELLED if refusal.busy else FinishReason.ERROR
+                self._refuse(live.claimed, end, refusal.message, refusal.param)
                 continue
             try:
                 self._scheduler.add(live.scheduled)

@@ -35,10 +35,12 @@ class Guest:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a request cannot run. `param` is the client's field that is at fault, None where it is not the client."""
+    """Why a request cannot run. `param` is the client's field that is at fault, None where it is not the client.
+    `busy`: it may run at another time."""
 
     message: str
     param: str | None = None
+    busy: bool = False
 
 
 class WaitingRoom:
@@ -79,7 +81,7 @@ class WaitingRoom:
 
 def _settle(guest: Guest) -> Refusal | None:
     if not guest.compiled.done():
-        return Refusal("too many grammars are being compiled at the moment")
+        return Refusal("Too many grammars are being compiled at the moment.", busy=True)
     try:
         guest.live.follow(guest.compiled.result())
     except GrammarError as error:

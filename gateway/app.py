@@ -33,15 +33,20 @@ from noria.gateway.endpoints import (
     embeddings,
     files,
     health,
+    messages,
     metrics,
     models,
     openapi,
     operations,
+    organizations,
+    pages,
+    projects,
     responses,
     scoring,
     stored_completions,
     tokenization,
     uploads,
+    usage,
 )
 from noria.gateway.files import Files
 from noria.gateway.http.methods import Methods
@@ -58,6 +63,7 @@ from noria.gateway.responses.conversations import ConversationShelf
 from noria.gateway.responses.stored import ResponseShelf
 from noria.gateway.services import Services
 from noria.gateway.stored_completions import StoredCompletions
+from noria.gateway.tenancy.tenancy import Tenancy, TenancyOptions
 from noria.gateway.tickets import TicketOffice
 from noria.gateway.upkeep import Upkeep
 from noria.gateway.uploads import Uploads
@@ -68,6 +74,7 @@ _NOUNS = (
     stored_completions,
     completions,
     responses,
+    messages,
     conversations,
     embeddings,
     models,
@@ -78,6 +85,9 @@ _NOUNS = (
     uploads,
     batches,
     operations,
+    organizations,
+    projects,
+    usage,
 )  # fmt: skip
 
 
@@ -105,6 +115,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         Uploads(records, stored_files, settings.max_file_bytes),
         BatchRegister(records, batch_store),
         StoredCompletions(records, settings.response_ttl),
+        _tenancy(settings, counted),
     )
     shelves = Shelves(
         ResponseShelf(services.records, settings.response_ttl),
@@ -127,6 +138,8 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         await upkeep.stop()
         await batch_store.close()
         await wheel.close()
+        if services.tenancy is not None:
+            await services.tenancy.close()
 
     app = FastAPI(title="Noria", lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None)
     app.router.redirect_slashes = False
@@ -138,6 +151,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     errors.install(app)
     app.include_router(health.router)
     app.include_router(metrics.router)
+    app.include_router(pages.router)
     for prefix in ("/v1", ""):
         for noun in _NOUNS:
             app.include_router(noun.router, prefix=prefix)
@@ -155,12 +169,27 @@ def create_app(settings: GatewaySettings) -> FastAPI:
                 "openai-version",
                 "retry-after",
                 "retry-after-ms",
+                "x-noria-granted-tokens",
                 "x-noria-queue-position",
+                *(
+                    f"x-ratelimit-{what}-{of}"
+                    for what in ("limit", "remaining", "reset")
+                    for of in ("requests", "tokens", "project-tokens")
+                ),
                 "x-noria-queue-eta",
             ],
         )
     app.add_middleware(RequestContext, metrics=counted, drain=services.drain)  # added last: outermost
     return app
+
+
+def _tenancy(settings: GatewaySettings, counted: GatewayMetrics) -> Tenancy | None:
+    if settings.pepper is None:
+        return None
+    options = TenancyOptions(settings.limits_fail == "open", settings.ledger_days, settings.usage_days)
+    return Tenancy(
+        settings.redis_url, settings.pepper, options, lambda outcome: counted.limits_unavailable.labels(outcome).inc()
+    )
 
 
 def _batch_tools(services: Services, store: BatchStore, ask: Ask) -> Tools:

@@ -220,4 +220,4 @@ def check_end(frame: TokenFrame) -> None:
     if frame.finish is FinishReason.EXPIRED:
         raise DeadlineExpired("The request was not done within its deadline.")
     if frame.finish is FinishReason.CANCELLED:
-        raise RequestCancelled("The request was cancelled by the server.")
+        raise RequestCancelled(frame.error or "The request was cancelled by the server.")

@@ -14,6 +14,7 @@ from pydantic import AliasChoices, Field, SecretStr, ValidationInfo, field_valid
 from pydantic_settings import SettingsConfigDict
 
 from noria.engine.wire.settings import Settings, with_password
+from noria.gateway.tenancy.credentials import Pepper
 
 MAX_WEIGHT = 1000.0
 _ENTRY = re.compile(
@@ -58,6 +59,16 @@ class GatewaySettings(Settings):
         validation_alias=AliasChoices("api_key", "NORIA_API_KEY"),
         description="Keys that are let in, comma-separated: KEY or TENANT*WEIGHT@CACHE_GROUP=KEY; none: everybody is",
     )
+    key_pepper: SecretStr = Field(
+        SecretStr(""),
+        validation_alias=AliasChoices("key_pepper", "NORIA_KEY_PEPPER"),
+        description="Secret that stored API keys are hashed with; with it the admin API and its keys are there",
+    )
+    limits_fail: Literal["closed", "open"] = Field(
+        "closed", description="What becomes of requests while their limits cannot be asked: refused, or let in"
+    )
+    ledger_days: int = Field(30, ge=1, le=3650, description="Days that each request's entry in the ledger is kept")
+    usage_days: int = Field(400, ge=32, le=3650, description="Days that usage by day is kept")
     open_metrics: bool = Field(True, description="Serve /metrics without a key")
     vllm_metrics: bool = Field(False, description="Repeat figures under vLLM's names, for dashboards made for it")
     cors_origins: str = Field(
@@ -107,6 +118,19 @@ class GatewaySettings(Settings):
         parse_keys(value.get_secret_value())
         return value
 
+    @field_validator("key_pepper")
+    @classmethod
+    def _is_long_enough(cls, value: SecretStr) -> SecretStr:
+        if value.get_secret_value():
+            Pepper(value.get_secret_value())
+        return value
+
+    @property
+    def pepper(self) -> Pepper | None:
+        """None: there are no stored keys."""
+        text = self.key_pepper.get_secret_value()
+        return Pepper(text) if text else None
+
     @property
     def key_entries(self) -> tuple[KeyEntry, ...]:
         return parse_keys(self.api_key.get_secret_value())
@@ -120,7 +144,7 @@ class GatewaySettings(Settings):
         """Any page may call a server that asks for a key, which no page has unless it was told; a server open to
         everybody who can reach it would be open to every page in their browsers."""
         if self.cors_origins == "auto":
-            return ("*",) if self.api_keys else ()
+            return ("*",) if self.api_keys or self.key_pepper.get_secret_value() else ()
         return _split(self.cors_origins)
 
 

@@ -218,7 +218,7 @@ class Generation:
         if not self._let_go():
             return
         self._origin.leave()
-        self._origin.cancel([request_id for request_id, reader in self._readers.items() if not reader.ended])
+        self._origin.cancel({i: reader.num_tokens for i, reader in self._readers.items() if not reader.ended})
         if self.ticket is not None and not self.over:
             self._lingering.lose(self.ticket, self._fault)
 
@@ -280,7 +280,7 @@ class Generation:
         if delta.finish:
             self._live -= 1
             if reader.stopped_by_text:
-                self._origin.cancel((frame.request_id,))
+                self._origin.cancel({frame.request_id: reader.num_tokens}, why="stop")
             self._count_end(frame.request_id, delta.finish, reader.num_tokens)
         return delta
 

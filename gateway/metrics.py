@@ -55,6 +55,12 @@ class GatewayMetrics:
         self.completion_tokens = Counter(
             "noria_gateway_completion_tokens", "Output tokens of ended requests", ["model"], registry=registry
         )
+        self.limits_unavailable = Counter(
+            "noria_gateway_limits_unavailable",
+            "Requests whose limits could not be asked of the store",
+            ["outcome"],
+            registry=registry,
+        )
         self.batches_running = Gauge("noria_gateway_batches_running", "Batches that run here", registry=registry)
         self.batch_lines = Counter(
             "noria_gateway_batch_lines", "Lines of batches that got their result", ["outcome"], registry=registry

@@ -54,19 +54,20 @@ class Ops(Protocol):
     def new_kv_pools(
         self, num_layers: int, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
     ) -> KVPools:
-        """Empty pools. The system hands out zeroed pages on first touch: memory is taken as blocks are written."""
+        """Empty pools, of this backend's own kind. The system hands out zeroed pages on first touch: memory is taken as
+        blocks are written."""
 
     def plan_step(
-        self, layout: RaggedLayout, positions: Tensor, angles: Tensor, kv: KVPools, num_heads: int, scale: float
+        self, layout: RaggedLayout, positions: Tensor, angles: Tensor, kv: Any, num_heads: int, scale: float
     ) -> Any:
         """What all layers of a step share. positions int64 [T]; angles [positions, D]: cosines, then sines, of each
         position's D / 2 rotary angles; `num_heads` is Hq; `scale` multiplies the scores."""
 
-    def rope_write_kv(self, qkv: Tensor, kv: KVPools, layer: int, plan: Any) -> Tensor:
+    def rope_write_kv(self, qkv: Tensor, kv: Any, layer: int, plan: Any) -> Tensor:
         """Rotate the queries and keys of qkv [T, (Hq + 2 Hk) D], store keys and values at their slots in the layer's
         pools -> rotated queries [T, Hq, D]. qkv may be overwritten."""
 
-    def ragged_attention(self, q: Tensor, kv: KVPools, layer: int, plan: Any) -> Tensor:
+    def ragged_attention(self, q: Tensor, kv: Any, layer: int, plan: Any) -> Tensor:
         """Causal attention of q [T, Hq, D] over the rows' blocks -> [T, Hq D]. This step's keys and values must be
         written. Rows read their own tokens and nothing else of the pools."""
 
@@ -79,6 +80,6 @@ class Ops(Protocol):
     def pack_layers(self, layers: Sequence[LayerWeights]) -> Any:
         """A decoder's layers, their linears packed here, for `run_layers`."""
 
-    def run_layers(self, x: Tensor, layers: Any, eps: float, kv: KVPools, plan: Any) -> Tensor:
+    def run_layers(self, x: Tensor, layers: Any, eps: float, kv: Any, plan: Any) -> Tensor:
         """x [T, C] through all layers, bit for bit as `layers.run_layers` composes them of the operations above. x may
         be overwritten."""

@@ -1,4 +1,5 @@
-"""The `noria` command: `serve`, `gateway`, `engine`, `queue`, `top`, `doctor`, `config`, `models`, `simulate`, `trace`.
+"""The `noria` command: `serve`, `gateway`, `engine`, `queue`, `top`, `doctor`, `config`, `models`, `simulate`, `trace`,
+and those about tenants.
 
 Exit codes: 0 done or stopped as asked; 1 something around it failed (a port in use, a store out of reach), the same
 command may work later; 2 it cannot work as asked (an option, the model, the memory); 130 stopped by force.
@@ -115,12 +116,35 @@ def queue(
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
     """Show what waits, who runs it, and what was given up; manage dead letters."""
-    from noria.queue import CannotShow, queue_command
+    from noria.queue import queue_command
+    from noria.store_address import CannotShow
 
     try:
         return queue_command(words or [], redis_url, state_dir, as_json=json)
     except CannotShow as error:
         _fail(str(error), error.code)
+
+
+def apply(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="YAML: organizations, projects, keys, prices.")],
+    plan: Annotated[bool, typer.Option("--plan", help="Show what would be done, and do nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Archive projects and revoke keys that the file does not name.")
+    ] = False,
+    redis_url: Annotated[
+        str | None,
+        typer.Option(help="The store; else that of the noria serve that runs here. (NORIA_REDIS_URL)"),
+    ] = None,
+    state_dir: Annotated[Path | None, typer.Option(help="State folder of the noria serve to act on.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, and do not ask.")] = False,
+) -> int:
+    """Make tenants what a file declares: plan, show, apply."""
+    from noria.apply import apply_command
+
+    return apply_command(
+        file, only_plan=plan, yes=yes, prune=prune, as_json=json, redis_url=redis_url, state_dir=state_dir
+    )
 
 
 def doctor(
@@ -167,11 +191,11 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Show one look, after one interval, and end.")] = False,
 ) -> int:
     """Watch models, queues, engines and tenants live, until Ctrl-C."""
-    from noria.queue import CannotShow, find_store
+    from noria.store_address import CannotShow, store_url
     from noria.top import top
 
     try:
-        return top(find_store(redis_url, state_dir), interval, once=once)
+        return top(store_url(redis_url, state_dir), interval, once=once)
     except CannotShow as error:
         _fail(str(error), error.code)
 
@@ -255,10 +279,21 @@ COMMANDS: dict[Callable[..., int | None], Callable[[], list[inspect.Parameter]] 
     config: None,
     top: None,
     models: None,
+    apply: None,
     simulate: _simulate_parameters,
     trace: _trace_parameters,
 }
 """Each command, and how to find the options that it takes from settings classes."""
+
+
+GROUPS = {
+    "orgs": "Organizations.",
+    "projects": "Projects of an organization.",
+    "keys": "API keys of projects, and the first admin key.",
+    "limits": "Limits of organizations, projects and keys.",
+    "usage": "What was used, and the ledger of requests.",
+}
+"""Commands with commands of their own, which stand in `noria.tenants` and `noria.usage`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -279,7 +314,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         )
     except Exception as error:
         from noria.options import BadSetting
+        from noria.store_address import CannotShow
 
+        if isinstance(error, CannotShow):
+            _fail(str(error), error.code)
         if not isinstance(error, BadSetting):
             raise
         _fail(str(error), EXIT_CONFIGURATION)
@@ -309,7 +347,16 @@ def _app(arguments: Sequence[str]) -> typer.Typer:
             app.command()(_with_parameters(command, []))
         else:
             app.command()(command)
+    for group, text in GROUPS.items():
+        app.add_typer(_group(group) if group == named else typer.Typer(help=text), name=group)
     return app
+
+
+def _group(name: str) -> typer.Typer:
+    from noria.tenants import GROUPS as groups
+    from noria.usage import usage
+
+    return {**groups, "usage": usage}[name]
 
 
 def _with_parameters(command: Callable[..., int | None], more: list[inspect.Parameter]) -> Callable[..., int | None]:

@@ -20,7 +20,7 @@ from noria.engine.wire.settings import CONFIG_VARIABLE
 
 Settings = TypeVar("Settings", bound=BaseSettings)
 
-ENVIRONMENT_ONLY = frozenset({"redis_url", "redis_password", "api_key"})
+ENVIRONMENT_ONLY = frozenset({"redis_url", "redis_password", "api_key", "key_pepper"})
 """Fields that may hold a secret: handed to a child process through its environment, never through its arguments,
 which every user of the machine can read."""
 

@@ -15,29 +15,19 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from noria.embedded_store import StoreError, default_state_dir, running_store
-from noria.engine.config import EngineConfig
 from noria.engine.wire.broker import BrokerUnavailable, QueueFull
 from noria.engine.wire.queue_view import DeadLetter, NoSuchLetter, PoolView, QueueView, open_view
 from noria.gateway.schemas.operations import died, shown_letter, shown_pool
-from noria.options import build, in_environment
+from noria.store_address import CannotShow, store_url
 from noria.supervisor import EXIT_CONFIGURATION, EXIT_FAILED
 
 TOP_TENANTS = 10
 USAGE = "noria queue, or: noria queue dead list | show ID | requeue ID | drop ID"
 
 
-class CannotShow(Exception):
-    """Why there is nothing to show: one line for a person, and the exit code."""
-
-    def __init__(self, message: str, code: int) -> None:
-        super().__init__(message)
-        self.code = code
-
-
 def queue_command(words: Sequence[str], redis_url: str | None, state_dir: Path | None, *, as_json: bool) -> int:
     """Run `noria queue WORDS`; returns the exit code. Raises CannotShow."""
-    url = find_store(redis_url, state_dir)
+    url = store_url(redis_url, state_dir)
     try:
         with open_view(url) as view:
             return _run(list(words), view, as_json)
@@ -73,22 +63,6 @@ def _run(words: list[str], view: QueueView, as_json: bool) -> int:
         case _:
             raise CannotShow(f"unknown: {' '.join(words)}; usage: {USAGE}", EXIT_CONFIGURATION)
     return 0
-
-
-def find_store(redis_url: str | None, state_dir: Path | None) -> str:
-    """The one given, else the environment's, else the store of a `noria serve` that runs here, else the default."""
-    if redis_url is not None:
-        return redis_url
-    if state_dir is not None or not in_environment(EngineConfig, "redis_url"):
-        try:
-            found = running_store((state_dir or default_state_dir()).expanduser().absolute())
-        except (StoreError, OSError):
-            found = None
-        if found is not None:
-            return found
-        if state_dir is not None:
-            raise CannotShow(f"no store runs in the state folder {state_dir}", EXIT_FAILED)
-    return build(EngineConfig, {}).redis_url
 
 
 # --- for people -------------------------------------------------------------------------------------------------------

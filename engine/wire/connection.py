@@ -73,9 +73,19 @@ class Script:
         return ("EVALSHA", self.sha, 1, key, *args)
 
 
+_TEXT_BY_SHA: dict[str, str] = {}
+
+
+def load_script(folder: Path, *names: str) -> Script:
+    """The script that these files make, one behind the other. `run` knows it from now on."""
+    text = "".join((folder / f"{name}.lua").read_text() for name in names)
+    script = Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+    _TEXT_BY_SHA[script.sha] = text
+    return script
+
+
 def _load(*names: str) -> Script:
-    text = "".join((LUA / f"{name}.lua").read_text() for name in names)
-    return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+    return load_script(LUA, *names)
 
 
 ENQUEUE = _load("prelude", "enqueue")
@@ -100,7 +110,6 @@ _BATCHES = (BATCH_LEASE, BATCH_LINE)
 _RECORDS = (RECORD_PUT, RECORD_DROP, RECORD_TOUCH, RECORD_CHUNK, RECORD_PAGE)
 _POOLS = (ENQUEUE, CLAIM, PROGRESS, CANCEL, RELEASE, LEASE, SNAPSHOT, POSITION)
 SCRIPTS = (*_POOLS, REGISTER, LOG, WATCH, *_RECORDS, *_BATCHES)
-_TEXT_BY_SHA = {s.sha: s.text for s in SCRIPTS}
 
 
 @contextmanager

@@ -72,7 +72,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     prefixes are shared by requests of one tenant, or of one `cache_group` where the administrator set one, and of one
     `cache_salt`, which the client may choose to keep some of its own apart. The frames of a `logged`
     request are also kept in a log of its own, and it outlives its gateway. `pooling` ("mean" or "last") asks for one
-    vector of the prompt's hidden states instead of tokens. `prediction` is a guess of the output, to speculate on.
+    vector of the prompt's hidden states instead of tokens. `prediction` is a guess of the output, to speculate on. The
+    end of a request with an `account` is written to the pool's ledger; a `copy` is one more choice for a prompt that
+    another request pays for.
     """
 
     id: str
@@ -90,6 +92,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     pooling: str | None = None
     prediction: list[int] | None = None
     cache_group: str = ""
+    account: str = ""
+    copy: bool = False
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):

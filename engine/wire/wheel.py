@@ -18,7 +18,7 @@ SILENCE = 10.0
 
 
 class WheelRequest(msgspec.Struct, frozen=True):
-    """One request in the batch. `id` is that of the queue: the answer's id and the number of the choice."""
+    """One request in the batch. `id` is the queue's: the answer's without its prefix, and the number of the choice."""
 
     id: str
     tenant: str

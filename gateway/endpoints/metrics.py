@@ -16,7 +16,7 @@ router = APIRouter()
 @router.get("/metrics")
 async def metrics(request: Request, services: ServicesDep) -> Response:
     if not services.settings.open_metrics:
-        authenticate(request)
+        await authenticate(request)
     await services.directory.refresh()
     services.metrics.store_up.set(services.directory.fresh)
     return Response(services.metrics.render(), media_type=CONTENT_TYPE)

@@ -14,7 +14,7 @@ from fastapi.responses import StreamingResponse
 
 from noria.engine.wire.broker import QueueFull
 from noria.engine.wire.queue_view import DeadLetter, NoSuchLetter, QueueView, open_view
-from noria.gateway.dependencies import ServicesDep, authenticate
+from noria.gateway.dependencies import ServicesDep, operate
 from noria.gateway.endpoints.listing import json, listed
 from noria.gateway.errors import NotFound, Overloaded, WrongState
 from noria.gateway.schemas.operations import shown_letter, shown_pool
@@ -22,7 +22,7 @@ from noria.gateway.wheel import WheelFeed
 
 T = TypeVar("T")
 
-router = APIRouter(prefix="/admin", dependencies=[Depends(authenticate)])
+router = APIRouter(prefix="/admin", dependencies=[Depends(operate)])
 
 _KEEP_ALIVE = 1.0
 """Seconds between comments while there is no news; an end of the server is noticed as soon."""

@@ -7,7 +7,7 @@
  * groups are added in order. The rounding is of the order of 1e-5 of a group's largest channel. */
 #include "packed.h"
 
-enum { MOST_ROWS = 6, BYTES_IN_CACHE = 192 << 10, PIECES_PER_THREAD = 8 };
+enum { MOST_ROWS = 6, BYTES_IN_CACHE = 192 << 10, PIECES_PER_THREAD = 8, GROUPS_AHEAD = 8 };
 
 typedef struct {
     const uint8_t *data;
@@ -73,7 +73,8 @@ INLINE void multiply_integers(const Product *job, const int kind, const int R, c
         __m256i acc[MOST_ROWS][2];
 #pragma GCC unroll 6
         for (int r = 0; r < R; r++) acc[r][0] = acc[r][1] = _mm256_setzero_si256();
-        _mm_prefetch((const char *)(w + 4 * group_bytes(kind)), _MM_HINT_T0);
+        for (int64_t line = 0; line < group_bytes(kind); line += 64)
+            _mm_prefetch((const char *)(w + GROUPS_AHEAD * group_bytes(kind) + line), _MM_HINT_T0);
 #pragma GCC unroll 2
         for (int k = 0; k < group_of(kind); k += 2) {
             __m256i w0, w1;

@@ -59,6 +59,13 @@ class PackedLayers:
 
 
 @dataclass(frozen=True, slots=True)
+class NativePools(KVPools):
+    """`records` are what C is given, one for each layer."""
+
+    records: Any  # an array of Pools
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """`batch` is what C is given; the tensors that it points to are kept alive in `tensors`."""
 
@@ -145,15 +152,12 @@ class NativeOps:
 
     def new_kv_pools(
         self, num_layers: int, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
-    ) -> KVPools:
+    ) -> NativePools:
         pages = num_blocks * block_size // PAGE
-        return KVPools(
-            keys=[torch.zeros(pages, num_kv_heads, head_dim, PAGE, dtype=dtype) for _ in range(num_layers)],
-            values=[torch.zeros(pages, num_kv_heads, PAGE, head_dim, dtype=dtype) for _ in range(num_layers)],
-            block_size=block_size,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-        )
+        keys = [torch.zeros(pages, num_kv_heads, head_dim, PAGE, dtype=dtype) for _ in range(num_layers)]
+        values = [torch.zeros(pages, num_kv_heads, PAGE, head_dim, dtype=dtype) for _ in range(num_layers)]
+        records = [Pools(k.data_ptr(), v.data_ptr()) for k, v in zip(keys, values, strict=True)]
+        return NativePools(keys, values, block_size, num_kv_heads, head_dim, (Pools * num_layers)(*records))
 
     def plan_step(
         self, layout: RaggedLayout, positions: Tensor, angles: Tensor, kv: KVPools, num_heads: int, scale: float
@@ -193,15 +197,15 @@ class NativeOps:
         )
         return StepPlan(batch, tensors)
 
-    def rope_write_kv(self, qkv: Tensor, kv: KVPools, layer: int, plan: StepPlan) -> Tensor:
-        self._run("noria_rope_write_kv", ctypes.addressof(plan.batch), _pools(kv, [layer]), qkv.data_ptr())
+    def rope_write_kv(self, qkv: Tensor, kv: NativePools, layer: int, plan: StepPlan) -> Tensor:
+        self._run("noria_rope_write_kv", ctypes.addressof(plan.batch), _at(kv, layer), qkv.data_ptr())
         return qkv.view(len(qkv), -1, kv.head_dim)[:, : plan.batch.num_heads]
 
-    def ragged_attention(self, q: Tensor, kv: KVPools, layer: int, plan: StepPlan) -> Tensor:
+    def ragged_attention(self, q: Tensor, kv: NativePools, layer: int, plan: StepPlan) -> Tensor:
         out = torch.empty(q.shape[0], q.shape[1] * q.shape[2])
         if len(q):
-            batch, pools = ctypes.addressof(plan.batch), _pools(kv, [layer])
-            self._run("noria_attention", batch, pools, q.data_ptr(), q.stride(0), out.data_ptr())
+            batch = ctypes.addressof(plan.batch)
+            self._run("noria_attention", batch, _at(kv, layer), q.data_ptr(), q.stride(0), out.data_ptr())
         return out
 
     # --- per token ------------------------------------------------------------------------------------------------
@@ -230,15 +234,15 @@ class NativeOps:
         ]
         return PackedLayers((Layer * len(records))(*records), list(layers))
 
-    def run_layers(self, x: Tensor, layers: PackedLayers, eps: float, kv: KVPools, plan: StepPlan) -> Tensor:
+    def run_layers(self, x: Tensor, layers: PackedLayers, eps: float, kv: NativePools, plan: StepPlan) -> Tensor:
         if len(x):
-            count, pools = len(layers.layers), _pools(kv, range(len(kv.keys)))
-            self._run("noria_layers", layers.records, pools, count, ctypes.addressof(plan.batch), eps, x.data_ptr())
+            batch, count = ctypes.addressof(plan.batch), len(layers.layers)
+            self._run("noria_layers", layers.records, kv.records, count, batch, eps, x.data_ptr())
         return x
 
 
-def _pools(kv: KVPools, layers: Sequence[int]) -> Any:
-    return (Pools * len(layers))(*(Pools(kv.keys[i].data_ptr(), kv.values[i].data_ptr()) for i in layers))
+def _at(kv: NativePools, layer: int) -> int:
+    return ctypes.addressof(kv.records) + layer * ctypes.sizeof(Pools)
 
 
 def _kind(weight: Weight) -> int:

@@ -83,7 +83,7 @@ def engine_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...
     engines: list[OfflineEngine] = []
 
     def build(**options: Any) -> OfflineEngine:
-        engines.append(OfflineEngine(EngineConfig(model=model, **{"kv_memory": "4MiB", **options})))
+        engines.append(OfflineEngine(EngineConfig(model=model, **{"kv_memory": "4MiB", "kv_dtype": "fp32", **options})))
         return engines[-1]
 
     yield build

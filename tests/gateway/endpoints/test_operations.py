@@ -128,3 +128,10 @@ def test_a_letter_is_dropped_for_good(client, store_url: str, letter: str):
 def test_nobody_looks_without_a_key(gateway: RunningGateway, path: str):
     with gateway.client(key=None) as client:
         assert client.get(f"/v1/admin/{path}").status_code == 401
+
+
+def test_a_tenant_sees_nothing_of_the_others(launch, store_url: str):
+    gateway = launch.gateway(store_url, api_key="alice=sk-alice,sk-operator")
+    for key, status in (("sk-alice", 403), ("sk-operator", 200)):
+        with gateway.client(key) as client:
+            assert client.get("/v1/admin/dead_letters").status_code == status
