@@ -77,20 +77,21 @@ def rope_write_kv_kernel(
     tl.store(to, (first * cos - second * sin).to(queries.dtype.element_ty), mask=there)
     tl.store(to + half, (second * cos + first * sin).to(queries.dtype.element_ty), mask=there)
 
-    heads = tl.arange(0, BLOCK_K)
-    there = (heads < KV_HEADS)[:, None] & paired[None, :] & (slot >= 0)
-    place = heads[:, None] * HEAD_DIM + pairs[None, :]
-    keys = row + NUM_HEADS * HEAD_DIM + place
-    first = tl.load(keys, mask=there, other=0.0).to(tl.float32)
-    second = tl.load(keys + half, mask=there, other=0.0).to(tl.float32)
-    to = k_pool + slot * (KV_HEADS * HEAD_DIM) + place
-    tl.store(to, (first * cos - second * sin).to(k_pool.dtype.element_ty), mask=there)
-    tl.store(to + half, (second * cos + first * sin).to(k_pool.dtype.element_ty), mask=there)
+    if slot >= 0:
+        kv_heads = tl.arange(0, BLOCK_K)
+        is_kv = (kv_heads < KV_HEADS)[:, None] & paired[None, :]
+        offsets = kv_heads[:, None] * HEAD_DIM + pairs[None, :]
+        keys = row + NUM_HEADS * HEAD_DIM + offsets
+        k_first = tl.load(keys, mask=is_kv, other=0.0).to(tl.float32)
+        k_second = tl.load(keys + half, mask=is_kv, other=0.0).to(tl.float32)
+        k_to = k_pool + slot * (KV_HEADS * HEAD_DIM) + offsets
+        tl.store(k_to, (k_first * cos - k_second * sin).to(k_pool.dtype.element_ty), mask=is_kv)
+        tl.store(k_to + half, (k_second * cos + k_first * sin).to(k_pool.dtype.element_ty), mask=is_kv)
 
-    values = keys + KV_HEADS * HEAD_DIM
-    to = v_pool + slot * (KV_HEADS * HEAD_DIM) + place
-    tl.store(to, tl.load(values, mask=there, other=0.0).to(v_pool.dtype.element_ty), mask=there)
-    tl.store(to + half, tl.load(values + half, mask=there, other=0.0).to(v_pool.dtype.element_ty), mask=there)
+        values = keys + KV_HEADS * HEAD_DIM
+        v_to = v_pool + slot * (KV_HEADS * HEAD_DIM) + offsets
+        tl.store(v_to, tl.load(values, mask=is_kv, other=0.0).to(v_pool.dtype.element_ty), mask=is_kv)
+        tl.store(v_to + half, tl.load(values + half, mask=is_kv, other=0.0).to(v_pool.dtype.element_ty), mask=is_kv)
 
 
 @triton.jit

@@ -229,4 +229,5 @@ def decode_attention(
             BLOCK_D=block_d,
             SPLIT=rows.split,
             num_warps=1,
+            enable_fp_fusion=True,
         )

@@ -27,7 +27,7 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from noria.kernels import configs, ragged_decode, ragged_prefill
+from noria.kernels import configs, elementwise, ragged_decode, ragged_prefill
 from noria.kernels.ragged_decode import DecodeRows, decode_attention
 from noria.kernels.ragged_prefill import PrefillRows, prefill_attention
 
@@ -185,6 +185,23 @@ def variants() -> list[Variant]:
     return found
 
 
+def small_launches() -> list[Launch]:
+    """One of each kernel that is not in the table: the merge of splits, and what is computed token by token."""
+    _, merge = attention_launches("decode", configs.Tile(16, 64, 4, 3), (32, 8, 128), torch.bfloat16)
+    x, pool = torch.empty(4, 4096, dtype=torch.bfloat16, device="meta"), torch.empty(64, 16, 8, 128, device="meta")
+    qkv, ints = x.new_empty(4, 48 * 128), torch.empty(4, dtype=torch.int32, device="meta")
+    with recorded(elementwise, "rms_norm_kernel", "rope_write_kv_kernel", "silu_mul_kernel") as launches:
+        elementwise.rms_norm(x, x[0], 1e-5)
+        elementwise.rms_norm(x, x[0], 1e-5, x)
+        elementwise.rope_write_kv(qkv, pool.float()[0, :, 0], ints, ints, pool.to(x.dtype), pool.to(x.dtype))
+        elementwise.silu_mul(x)
+    return [merge, *launches]
+
+
+def compile_small(sm: int) -> list[Code]:
+    return [compiled(f"sm_{sm} {launch.kernel.__name__}", launch, sm) for launch in small_launches()]
+
+
 def compile_variant(variant: Variant) -> Code:
     launch, *_ = attention_launches(variant.phase, variant.tile, variant.heads, variant.dtype, **dict(variant.options))
     return compiled(variant.name, launch, variant.sm)
@@ -192,12 +209,17 @@ def compile_variant(variant: Variant) -> Code:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", help="of variants; all where none is named")
+    parser.add_argument(
+        "names", nargs="*", help="of variants, and `small` for the other kernels; all where none is named"
+    )
     parser.add_argument("--write", action="store_true", help="write registers.json for this release of Triton")
     options = parser.parse_args()
     chosen = [variant for variant in variants() if not options.names or variant.name in options.names]
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-        codes = list(pool.map(compile_variant, chosen))
+        small = (
+            [pool.submit(compile_small, sm) for sm in (90, 80)] if not options.names or "small" in options.names else []
+        )
+        codes = list(pool.map(compile_variant, chosen)) + [code for done in small for code in done.result()]
     if options.write:
         kept = json.loads(SNAPSHOT.read_text()) if SNAPSHOT.exists() else {}
         kept.setdefault(triton.__version__, {}).update({code.name: code.registers for code in codes})

@@ -43,6 +43,8 @@ def check(code: dict[str, Any]) -> None:
     sm, phase, wide = int(code["name"][3:5]), code["name"].split()[1], "float32" in code["name"]
     assert code["stack"] == 0 and code["spills"] == 0, code
     assert code["shared"] <= SHARED_LIMIT[sm], code
+    if code["name"].endswith("_kernel"):
+        return
     assert code["async_copies"] > 0 and code["wide_addresses"], code
     assert code["products"] + code["warpgroup_products"] > 0, code
     if sm == 90 and phase == "prefill" and not wide:
@@ -52,8 +54,8 @@ def check(code: dict[str, Any]) -> None:
 
 
 def test_the_code_of_the_table_is_what_it_should_be() -> None:
-    codes = compile_all(*AT_EVERY_RUN)
-    assert len(codes) == len(AT_EVERY_RUN)
+    codes = compile_all(*AT_EVERY_RUN, "small")
+    assert len(codes) == len(AT_EVERY_RUN) + 2 * 5  # kernels without a tile, for both
     for code in codes:
         check(code)
 
