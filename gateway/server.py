@@ -72,8 +72,9 @@ class DrainingServer(uvicorn.Server):
 
 
 def run(settings: GatewaySettings, read_again: Callable[[], GatewaySettings] = GatewaySettings) -> int:
-    """Serve until SIGTERM or SIGINT; on SIGHUP take over what `read_again` returns. Returns the exit code. Where it cannot start, one line on stderr says why: then
-    the code is 1 for an address that is taken, and 2 for settings that will be as wrong at the next try."""
+    """Serve until SIGTERM or SIGINT; on SIGHUP take over what `read_again` returns. Returns the exit code. Where it
+    cannot start, one line on stderr says why: then the code is 1 for an address that is taken, and 2 for settings that
+    will be as wrong at the next try."""
     configure("gateway", settings.log_format, settings.log_level)
     try:
         app = create_app(settings)
