@@ -13,7 +13,7 @@ def test_twenty_requests_survive_three_disturbances(capsys: pytest.CaptureFixtur
     options = [
         "--requests",
         "20",
-        "--kills",
+        "--disturbances",
         "3",
         "--gap",
         "1.5",
@@ -28,4 +28,4 @@ def test_twenty_requests_survive_three_disturbances(capsys: pytest.CaptureFixtur
     printed = capsys.readouterr().out
     assert code == 0, printed
     assert "20 passed, 0 failed" in printed
-    assert re.search(r"disturbances: SIG", printed), printed
+    assert re.search(r"3 disturbances: SIG", printed), printed
