@@ -58,7 +58,7 @@ class Pool:
         tokens = float(sum(r.tokens for r in waiting))
         if len(mine) >= max_of_tenant or _bytes(mine) + size > max_bytes_of_tenant:
             sharers = {r.tenant for r in waiting if r.queued and r.service_class == request.service_class}
-            ahead = min(tokens, sum(r.tokens for r in mine) * max(1, len(sharers)))
+            ahead = min(tokens, float(sum(r.tokens for r in mine)) * max(1, len(sharers)))
             return ["tenant_full", len(mine), ahead, rate]
         if len(waiting) >= max_depth or _bytes(waiting) + size > max_bytes:
             return ["full", len(waiting), tokens, rate]

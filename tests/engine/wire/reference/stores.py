@@ -147,5 +147,14 @@ def _cluster() -> Iterator[redis.RedisCluster]:
             time.sleep(0.2)
         host, port_text = nodes[0].split(":")
         client = redis.RedisCluster(host, int(port_text), protocol=2)
+        while any(b"cluster_state:ok" not in _state(client, node) for node in client.get_primaries()):
+            assert time.monotonic() < until, "the cluster is not up"
+            time.sleep(0.05)
         yield client
         client.close()
+
+
+def _state(client: redis.RedisCluster, node: Any) -> bytes:
+    with client.get_redis_connection(node).client() as connection:
+        connection.response_callbacks.clear()
+        return bytes(connection.execute_command("CLUSTER", "INFO"))
