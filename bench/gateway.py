@@ -1,11 +1,12 @@
 """CPU that the gateway process spends per streamed token over HTTP, with an engine that computes nothing.
 
-    python bench/gateway.py --streams 64 --tokens 300 --rounds 3
+    python bench/gateway.py --streams 64 --tokens 300 --rounds 3 --api chat responses chat-logprobs
 
 Starts a redis-server and a gateway of its own, publishes one frame per stream and iteration over the true path, and
 reads the gateway's CPU time around each round. Requests' own cost (parsing, queueing) is measured by rounds of 16
-tokens and taken off together with those tokens. `--api` chooses the endpoint. Client and engine live in this process:
-their CPU does not count.
+tokens and taken off together with those tokens. `--api` chooses what is asked for, measured in turns; with `-logprobs`
+it is every token's log-probability and those of five alternatives. Client and engine live in this process: their CPU
+does not count.
 """
 
 from __future__ import annotations
@@ -32,7 +33,15 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from noria.engine.wire.broker import EngineBroker
-from noria.engine.wire.messages import EngineStats, FinishReason, ModelCard, TokenFrame, TokenizerFiles, Usage
+from noria.engine.wire.messages import (
+    EngineStats,
+    FinishReason,
+    ModelCard,
+    TokenFrame,
+    TokenizerFiles,
+    TokenLogprob,
+    Usage,
+)
 
 MODEL = "bench"
 GATEWAY = """
@@ -52,6 +61,13 @@ def byte_tokenizer() -> TokenizerFiles:
     inner.add_special_tokens(["<eos>"])
     template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     return TokenizerFiles(inner.to_str(), template, "<eos>", "<eos>", False)
+
+
+SCORES = [
+    TokenLogprob(97 + i, -0.1234567 - i, [(97 + (i + place) % 26, -0.1234567 - i - place / 7) for place in range(5)], 1)
+    for i in range(26)
+]
+"""Of each letter, with five alternatives."""
 
 
 class Engine(threading.Thread):
@@ -75,8 +91,9 @@ class Engine(threading.Thread):
             for request_id, row in list(held.items()) if going else ():
                 claimed, done = row
                 last = done + 1 == claimed.request.sampling.max_tokens
+                scores = None if claimed.request.sampling.logprobs is None else [SCORES[done % 26]]
                 frame = TokenFrame(
-                    request_id, claimed.epoch, done, [97 + done % 26],
+                    request_id, claimed.epoch, done, [97 + done % 26], scores,
                     finish=FinishReason.LENGTH if last else None, usage=Usage(1, done + 1) if last else None,
                 )  # fmt: skip
                 frames.setdefault(claimed.request.gateway, []).append(frame)
@@ -104,19 +121,27 @@ class Api:
 
 
 MESSAGES = [{"role": "user", "content": "a"}]
+
+
+def _chat(**more: Any) -> Api:
+    def ask(tokens: int) -> dict[str, Any]:
+        return {"messages": MESSAGES, "max_tokens": tokens, "ignore_eos": True, **more}
+
+    return Api("/v1/chat/completions", ask, b'"delta":{"content":', b"data: [DONE]")
+
+
+def _responses(**more: Any) -> Api:
+    def ask(tokens: int) -> dict[str, Any]:
+        return {"input": MESSAGES, "max_output_tokens": tokens, "store": False, **more}
+
+    return Api("/v1/responses", ask, b'"type":"response.output_text.delta"', b"event: response.incomplete")
+
+
 APIS = {
-    "chat": Api(
-        "/v1/chat/completions",
-        lambda tokens: {"messages": MESSAGES, "max_tokens": tokens, "ignore_eos": True},
-        b'"delta":{"content":',
-        b"data: [DONE]",
-    ),
-    "responses": Api(
-        "/v1/responses",
-        lambda tokens: {"input": MESSAGES, "max_output_tokens": tokens, "store": False},
-        b'"type":"response.output_text.delta"',
-        b"event: response.incomplete",
-    ),
+    "chat": _chat(),
+    "responses": _responses(),
+    "chat-logprobs": _chat(logprobs=True, top_logprobs=5),
+    "responses-logprobs": _responses(include=["message.output_text.logprobs"], top_logprobs=5),
 }
 
 
@@ -150,24 +175,26 @@ async def round_of(process: psutil.Process, port: int, api: Api, streams: int, t
     return cpu(process) - before, time.perf_counter() - began, chunks
 
 
-async def measure(options: argparse.Namespace, process: psutil.Process, port: int) -> float:
-    api, shortest = APIS[options.api], 16  # tokens: the least that every API takes
-    await round_of(process, port, api, options.streams, 50)  # warm
-    costs = []
-    for _ in range(options.rounds):
+async def measure(options: argparse.Namespace, process: psutil.Process, port: int) -> dict[str, float]:
+    """The median cost of each API, in microseconds."""
+    shortest = 16  # tokens: the least that every API takes
+    costs: dict[str, list[float]] = {name: [] for name in options.api}
+    for name in options.api:
+        await round_of(process, port, APIS[name], options.streams, 50)  # warm
+    for name in [*options.api] * options.rounds:
         # CPU times come in ticks of 10 ms: the short rounds are repeated to be seen at all.
-        opening = [(await round_of(process, port, api, options.streams, shortest))[0] for _ in range(3)]
-        spent, wall, chunks = await round_of(process, port, api, options.streams, options.tokens)
+        opening = [(await round_of(process, port, APIS[name], options.streams, shortest))[0] for _ in range(3)]
+        spent, wall, chunks = await round_of(process, port, APIS[name], options.streams, options.tokens)
         num_tokens = options.streams * (options.tokens - shortest)
-        costs.append((spent - statistics.mean(opening)) / num_tokens * 1e6)
+        costs[name].append((spent - statistics.mean(opening)) / num_tokens * 1e6)
         print(
-            f"{num_tokens} tokens in {chunks} chunks, {wall:.2f} s: {num_tokens / wall:,.0f} tokens/s, "
-            f"{costs[-1]:.1f} us of CPU per token ({spent / num_tokens * 1e6:.1f} with the requests' own cost)"
+            f"{name}: {num_tokens} tokens in {chunks} chunks, {wall:.2f} s: {num_tokens / wall:,.0f} tokens/s, "
+            f"{costs[name][-1]:.1f} us of CPU per token ({spent / num_tokens * 1e6:.1f} with the requests' own cost)"
         )
-    return statistics.median(costs)
+    return {name: statistics.median(found) for name, found in costs.items()}
 
 
-def run(options: argparse.Namespace) -> float:
+def run(options: argparse.Namespace) -> dict[str, float]:
     store_port, port = free_port(), free_port()
     with tempfile.TemporaryDirectory() as folder:
         server = shutil.which("redis-server") or "redis-server"
@@ -183,10 +210,10 @@ def run(options: argparse.Namespace) -> float:
             engine = Engine(url, options.streams, options.pace)
             engine.start()
             _until(lambda: _get(port, "/readyz") == 200)
-            cost = asyncio.run(measure(options, psutil.Process(gateway.pid), port))
+            costs = asyncio.run(measure(options, psutil.Process(gateway.pid), port))
             engine.halt = True
             engine.join(10)
-            return cost
+            return costs
         finally:
             gateway.terminate()
             gateway.wait(20)
@@ -215,16 +242,17 @@ def _until(condition) -> None:  # type: ignore[no-untyped-def]
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--api", choices=sorted(APIS), default="chat")
+    parser.add_argument("--api", choices=sorted(APIS), nargs="+", default=["chat"])
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=300, help="per stream")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--pace", type=float, default=0.01, help="seconds between iterations")
-    parser.add_argument("--bar", type=float, default=0.0, help="exit with 1 if the median is above this; 0: no bar")
+    parser.add_argument("--bar", type=float, default=0.0, help="exit with 1 if a median is above this; 0: no bar")
     options = parser.parse_args()
-    cost = run(options)
-    print(f"median: {cost:.1f} us of CPU per streamed token at {options.streams} streams")
-    return int(bool(options.bar) and cost > options.bar)
+    costs = run(options)
+    for name, cost in costs.items():
+        print(f"{name}: median {cost:.1f} us of CPU per streamed token at {options.streams} streams")
+    return int(bool(options.bar) and max(costs.values()) > options.bar)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,9 @@
     python -m bench.orca_curves --state curves.json --seconds 200     # repeat until it says that nothing is left
     python -m bench.orca_curves --state curves.json --report docs/images/orca_curves.png --costs costs.json
 
+Plain torch computes unless `--kernels` says otherwise: its iteration costs 16 rows about twice what it costs one, which
+is nearer to a GPU (where it costs about the same) than the C kernels' five times are.
+
 Lengths are the paper's, scaled: outputs U(1,128) by 2, prompts U(32,512) by 16, that is by 2 and by another 8, because
 two CPU cores compute about 25 prompt tokens in the time in which they read the weights once, and the paper's GPUs about
 200: so that reading a prompt keeps its proportion to an iteration. Rates are shares of what `orca` serves when all
@@ -19,7 +22,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from rich.console import Console
 from rich.table import Table
@@ -27,7 +30,7 @@ from rich.table import Table
 from bench.orca_picture import draw
 from bench.real_engine import RealEngine, run_together
 from noria.costs import CostModel, fit, rows_of
-from noria.engine.config import DEMO_MODEL
+from noria.engine.config import DEMO_MODEL, Kernels
 from noria.replay import Workload
 from noria.simulation import Engine, simulate
 from noria.trace_file import Trace, read
@@ -98,9 +101,13 @@ def _log_files(key: str, policies: Iterable[str], logs: Path) -> list[Path]:
     return [logs / f"{key.replace('/', '-')}-{policy}.jsonl" for policy in policies]
 
 
-def run(points: Sequence[Point], state: Path, logs: Path, model: str, seconds: float) -> bool:
+def run(
+    points: Sequence[Point], state: Path, logs: Path, model: str, seconds: float, kernels: Kernels = "auto"
+) -> bool:
     """Measure what is not in `state` yet, for about so many seconds; True when nothing is left."""
-    found: dict[str, Any] = json.loads(state.read_text()) if state.exists() else {"model": model, "points": {}}
+    found: dict[str, Any] = (
+        json.loads(state.read_text()) if state.exists() else {"model": model, "kernels": kernels, "points": {}}
+    )
     engine: RealEngine | None = None
     until = time.monotonic() + seconds
     for point in points:
@@ -108,7 +115,7 @@ def run(points: Sequence[Point], state: Path, logs: Path, model: str, seconds: f
             continue
         if time.monotonic() > until:
             return False
-        engine = engine or RealEngine(model)
+        engine = engine or RealEngine(model, kernels=kernels)
         began = time.monotonic()
         rate = point.share * _capacity(found, point) or FULL
         results = measure(engine, point, rate, logs)
@@ -251,6 +258,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--state", type=Path, help="figures so far, as JSON; default: a file that is thrown away")
     parser.add_argument("--logs", type=Path, help="folder of the iteration logs; default: beside the state")
     parser.add_argument("--model", default=DEMO_MODEL)
+    parser.add_argument("--kernels", choices=get_args(Kernels), default="torch", help="default: torch")
     parser.add_argument("--seconds", type=float, default=1e9, help="start no further point after so many")
     parser.add_argument("--report", type=Path, help="measure nothing; draw what there is into this PNG")
     parser.add_argument("--costs", type=Path, help="with --report: write the fitted costs here")
@@ -261,7 +269,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         state = options.state or Path(folder) / "curves.json"
         logs = options.logs or state.with_suffix(".logs")
         done = options.report is not None or run(
-            QUICK if options.quick else POINTS, state, logs, options.model, options.seconds
+            QUICK if options.quick else POINTS, state, logs, options.model, options.seconds, options.kernels
         )
         if options.report is not None or options.quick:
             found = report(state, logs, options.report, options.costs)

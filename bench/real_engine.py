@@ -15,7 +15,7 @@ from time import perf_counter
 import torch
 
 from noria.engine.assembly import plan
-from noria.engine.config import EngineConfig
+from noria.engine.config import EngineConfig, Kernels
 from noria.engine.execution.executor import LocalExecutor
 from noria.engine.execution.model_runner import ModelRunner
 from noria.engine.execution.step import RowInput, RowOutput, Sampling, StepInput
@@ -32,8 +32,8 @@ GREEDY = SamplingParams(max_tokens=1, temperature=0)
 class RealEngine:
     """One model in this process; each replay has a scheduler, KV pools and an executor of its own."""
 
-    def __init__(self, model: str, threads: int = 0) -> None:
-        self._plan = plan(EngineConfig(model=model, threads=threads))
+    def __init__(self, model: str, threads: int = 0, kernels: Kernels = "auto") -> None:
+        self._plan = plan(EngineConfig(model=model, threads=threads, kernels=kernels))
         torch.set_num_threads(threads or os.cpu_count() or 1)
         self.name = self._plan.name
         self._model = load(self._plan.source, self._plan.ops).model

@@ -80,6 +80,7 @@ SUPPORTED: dict[str, Schema | bool] = {
     "pattern with negated class": {"type": "string", "pattern": "^[^a-z\\d]{4}$"},
     "pattern and length": {"type": "string", "pattern": "^[a-z]*$", "minLength": 4, "maxLength": 8},
     "pattern beyond ASCII": {"type": "string", "pattern": "^[à-ÿ]+ é$"},
+    "pattern beyond Latin 1": {"type": "string", "pattern": "^[_]{1,2}[aĨ一-三]?[ぁ-ん]+[б]x$"},
     "pattern with a dot": {"type": "string", "pattern": "^a.{2}z$"},
     "lazy pattern": {"type": "string", "pattern": "^a+?b$"},
     **{f"format {name}": {"type": "string", "format": name} for name in (

@@ -29,12 +29,14 @@ from noria.engine.scheduling.policy import POLICIES
 from noria.engine.scheduling.scheduler import Scheduler
 from noria.engine.trace import IterationLog, TraceStart
 from noria.engine.wire.messages import ModelCard, TokenizerFiles
-from noria.kernels.ops import Ops, Sizes, choose
+from noria.kernels.choice import Sizes, choose
+from noria.kernels.ops import Ops
 from noria.kernels.pools import kv_bytes_per_block
 
 log = structlog.get_logger("noria.engine")
 
 _KV_DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
+_KV_DTYPE_OF = {"native": "fp16", "torch": "fp32"}  # plain torch would widen all it reads at every step
 
 CPU_CHUNK_TOKENS = 32
 """Of prompts, beside running streams, where the operator does not say. A CPU computes about 25 tokens in the time in
@@ -54,6 +56,7 @@ class Plan:
     max_model_len: int
     num_blocks: int
     kv_bytes: int
+    kv_dtype: torch.dtype
     pooling: PoolingKind
     threads: int
     max_chunk_tokens: int
@@ -88,9 +91,8 @@ def plan(config: EngineConfig) -> Plan:
     sizes = Sizes(spec.hidden_size, spec.head_dim, spec.ffn_size, config.block_size)
     threads = config.threads or os.cpu_count() or 1
     ops = choose(config.kernels, sizes, threads, lambda why: log.warning("plain torch computes", reason=why))
-    block_bytes = kv_bytes_per_block(
-        spec.num_layers, config.block_size, spec.num_kv_heads, spec.head_dim, _KV_DTYPES[config.kv_dtype]
-    )
+    kv_dtype = _KV_DTYPES[_KV_DTYPE_OF[ops.name] if config.kv_dtype == "auto" else config.kv_dtype]
+    block_bytes = kv_bytes_per_block(spec.num_layers, config.block_size, spec.num_kv_heads, spec.head_dim, kv_dtype)
     pool = kv_bytes(
         config.kv_memory,
         weight_bytes=spec.weight_bytes if ops.name == "torch" else stored_bytes(source),
@@ -111,6 +113,7 @@ def plan(config: EngineConfig) -> Plan:
         max_model_len=max_model_len,
         num_blocks=num_blocks,
         kv_bytes=num_blocks * block_bytes,
+        kv_dtype=kv_dtype,
         pooling=pooling,
         threads=threads,
         max_chunk_tokens=config.max_chunk_tokens or CPU_CHUNK_TOKENS,
@@ -147,7 +150,7 @@ def assemble(plan: Plan, progress: Callable[[int, int], None] | None = None) -> 
         config.block_size,
         spec.num_kv_heads,
         spec.head_dim,
-        _KV_DTYPES[config.kv_dtype],
+        plan.kv_dtype,
     )
     runner = ModelRunner(loaded.model, pools, config.block_size)
     runner.execute(StepInput([RowInput([0], 0, [0], None)], 0))  # the first call pays for lazy set-up: no client's

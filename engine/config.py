@@ -5,26 +5,37 @@ The CLI derives its options from these fields, so a field added here is an optio
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
-from pydantic import Field, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import Field, SecretStr, ValidationInfo, field_validator
+from pydantic_settings import SettingsConfigDict
 
 from noria.engine.memory import parse_size
+from noria.engine.wire.settings import Settings, with_password
 
 DEMO_MODEL = "smollm2-135m-instruct"
 
 
-class EngineConfig(BaseSettings):
+Kernels = Literal["auto", "native", "torch"]
+
+
+class EngineConfig(Settings):
     """Settings of one engine process. Sizes are tokens or bytes as named; `0` in a size means "choose for me"."""
 
+    table: ClassVar[str] = "engine"
     model_config = SettingsConfigDict(env_prefix="NORIA_ENGINE_", frozen=True, populate_by_name=True)
 
     model: str = Field(DEMO_MODEL, description="Alias, local folder (safetensors), GGUF file, or hub id")
     served_model_name: str = Field(
         "", description="Name in the API, and aliases after commas; default: the alias, or the file's own name"
     )
+    redis_password: SecretStr = Field(
+        SecretStr(""), validation_alias="NORIA_REDIS_PASSWORD", description="The store's, where its URL has none"
+    )
     redis_url: str = Field("redis://127.0.0.1:6379/0", validation_alias="NORIA_REDIS_URL", description="The store")
+    store_wait: float = Field(
+        0.0, ge=0, description="Time to wait at the start for a store that does not answer; then the engine gives up"
+    )
     policy: Literal["static", "orca", "paged"] = Field("paged", description="Scheduling policy")
     max_batch_size: int = Field(64, ge=1, le=4096, description="Requests in one iteration at most")
     max_batch_tokens: int = Field(512, ge=16, le=1_048_576, description="Token budget of one iteration")
@@ -38,10 +49,10 @@ class EngineConfig(BaseSettings):
     kv_memory: str = Field(
         "auto", description="Bytes for the KV cache, e.g. 512MiB; auto: a quarter of what is free, 2GiB at most"
     )
-    kv_dtype: Literal["fp32", "fp16"] = Field(
-        "fp32", description="Precision of the KV cache; fp16 holds twice the tokens in the same memory"
+    kv_dtype: Literal["auto", "fp32", "fp16"] = Field(
+        "auto", description="Precision of the KV cache; auto: fp16, which holds twice the tokens, beside the C kernels"
     )
-    kernels: Literal["auto", "native", "torch"] = Field(
+    kernels: Kernels = Field(
         "auto", description="What computes: the C library (native), plain torch, or the first that runs here"
     )
     block_size: int = Field(16, ge=1, le=256, description="Tokens in one KV block")
@@ -64,6 +75,12 @@ class EngineConfig(BaseSettings):
         5.0, gt=0, le=600, description="Time to compile one grammar or JSON schema; a request whose takes longer fails"
     )
     lease_seconds: float = Field(5.0, gt=0.5, le=600, description="An engine silent for this long is taken for dead")
+    stuck_after: float = Field(
+        300.0, gt=0, description="A loop that has not turned for so long lets its lease lapse and is no longer alive"
+    )
+    status_host: str = Field("127.0.0.1", description="Address of the engine's own /livez, /readyz and /metrics")
+    status_port: int = Field(0, ge=0, le=65535, description="Port of these pages; 0: they are not served")
+    vllm_metrics: bool = Field(False, description="Repeat figures under vLLM's names, for dashboards made for it")
     drain_timeout: float = Field(
         30.0, ge=0, le=86_400, description="Time for running requests to end after SIGTERM; then they are handed back"
     )
@@ -73,6 +90,11 @@ class EngineConfig(BaseSettings):
     )
     log_format: Literal["auto", "text", "json"] = Field("auto", description="auto: text on a terminal, else JSON")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe line to log")
+
+    @field_validator("redis_url")
+    @classmethod
+    def _has_the_password(cls, value: str, info: ValidationInfo) -> str:
+        return with_password(value, info)
 
     @field_validator("kv_memory")
     @classmethod

@@ -23,6 +23,7 @@ from noria.engine.scheduling.scheduler import CannotEverFit, Scheduler
 from noria.engine.statistics import Statistics
 from noria.engine.trace import IterationLog, Times
 from noria.engine.waiting_room import WaitingRoom
+from noria.engine.wheel import Wheel
 from noria.engine.wire.broker import BrokerUnavailable, EngineBroker
 from noria.engine.wire.messages import CLASSES, Claimed, FinishReason, ModelCard, TokenFrame, TokenLogprob
 
@@ -55,6 +56,7 @@ class Engine:
         card: ModelCard,
         grammars: Grammars,
         trace: IterationLog | None = None,
+        wheel: Wheel | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
@@ -64,6 +66,7 @@ class Engine:
         self._held: dict[str, LiveRequest] = {}  # by the id on the wire: what this engine may still speak for
         self._waiting = WaitingRoom(grammars, capacity=scheduler.max_batch_size)
         self._trace = trace
+        self._wheel = wheel
         self._num_claims = 0
         self._stop = threading.Event()
         self._batches: deque[_Out] = deque()
@@ -72,7 +75,7 @@ class Engine:
         self._gone_until: dict[str, float] = {}  # by gateway, monotonic
         self._away_since: float | None = None  # monotonic time since the store stopped answering
         self.statistics = Statistics(scheduler, self._waiting, grammars.counts)
-        self.last_turn = time.monotonic()  # the heartbeat stops when this grows old
+        self.last_turn = time.monotonic()  # heartbeat and liveness end when this grows old
 
     def run(self, stop: threading.Event, hurry: threading.Event | None = None, drain_seconds: float = 0.0) -> None:
         """Turn until `stop`; then claim nothing more and go on with what is here for `drain_seconds` at most, or until
@@ -89,6 +92,11 @@ class Engine:
         while self._batches:
             self._collect()
         self._flush()
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether the store did not answer when it was last asked."""
+        return self._away_since is not None
 
     @property
     def num_held(self) -> int:
@@ -200,7 +208,8 @@ class Engine:
             request = live.claimed.request
             del self._held[request.id]
             if refusal is not None:
-                self._refuse(live.claimed, FinishReason.ERROR, refusal.message, refusal.param)
+                end = FinishReason.CANCELLED if refusal.busy else FinishReason.ERROR
+                self._refuse(live.claimed, end, refusal.message, refusal.param)
                 continue
             try:
                 self._scheduler.add(live.scheduled)
@@ -305,8 +314,9 @@ class Engine:
         """Give an iteration's results to the scheduler and its news to the outbox."""
         errors: dict[str, str] = {}
         logprobs: dict[str, list[TokenLogprob] | None] = {}
-        for row, output in zip(batch.rows, outputs, strict=True):
-            self._live[row.request.id].note_prompt(row, output)
+        lives = [self._live[row.request.id] for row in batch.rows]
+        for live, row, output in zip(lives, batch.rows, outputs, strict=True):
+            live.note_prompt(row, output)
             if output.error is not None:
                 errors[row.request.id] = output.error
                 self._scheduler.cancel(row.request.id, FinishReason.ERROR)
@@ -318,6 +328,8 @@ class Engine:
         self.statistics.count_step(batch, times)
         if self._trace is not None:
             self._trace.record(batch, outputs, self._scheduler, times)
+        if self._wheel is not None and self._wheel.watched:
+            self._wheel.record(batch, lives, self._scheduler, times)
 
     def _publish(self, progress: Progress, logprobs: list[TokenLogprob] | None, error: str | None) -> None:
         live = self._live[progress.request.id]

@@ -150,6 +150,7 @@ class LiveRequest:
             error=error,
             prompt_logprobs=(self.prompt_logprobs or None) if first else None,
             embedding=embedding,
+            predicted=request.drafter.take_predicted() if request.drafter is not None else None,
         )
         self.seq += len(progress.new_tokens)
         return frame

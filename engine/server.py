@@ -21,9 +21,12 @@ from noria.engine.config import EngineConfig
 from noria.engine.engine import Engine
 from noria.engine.memory import MemoryTooSmall, show_size
 from noria.engine.models.errors import ModelError
+from noria.engine.status import StatusPages
 from noria.engine.trace import IterationLog
+from noria.engine.wheel import Wheel
 from noria.engine.wire import logs
 from noria.engine.wire.broker import BrokerUnavailable, EngineBroker
+from noria.engine.wire.wheel import WheelChannel, WheelNews
 
 log = structlog.get_logger("noria.engine")
 
@@ -33,7 +36,7 @@ EXIT_CONFIGURATION = 2  # will not get better by itself: model, memory, options
 
 HEARTBEATS_PER_LEASE = 4
 HEARTBEAT_END = 6.0  # seconds; a renewal takes five at most
-STUCK_SECONDS = 300.0  # a loop that has not turned for so long stops renewing its lease, so that others take over
+STORE_RETRY = 0.5  # seconds between attempts to find the store at the start
 
 
 def run(config: EngineConfig) -> int:
@@ -48,11 +51,26 @@ def run(config: EngineConfig) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, on_signal)
     try:
+        pages = _open_pages(config)
+    except OSError as error:
+        return _fail(f"cannot listen on {config.status_host}:{config.status_port}: {error.strerror}", EXIT_TEMPORARY)
+    try:
+        return _run(config, pages, stop, hurry)
+    finally:
+        if pages is not None:
+            pages.close()
+
+
+def _run(config: EngineConfig, pages: StatusPages | None, stop: threading.Event, hurry: threading.Event) -> int:
+    try:
         # What is wrong with the configuration shows here; whatever is raised later is a fault of ours, and its
         # traceback is wanted.
         planned = plan(config)
         broker = EngineBroker(config.redis_url, planned.name, lease_seconds=config.lease_seconds)
-        broker.ping()  # before the long load: an unreachable store is told at once
+        _find_store(broker, config.store_wait, stop)  # before the long load: an unreachable store is told at once
+        if stop.is_set():
+            broker.close()
+            return EXIT_OK
         trace = open_trace(planned)
         assembly = assemble(planned, _Progress(planned.name, config.progress_fd))
     except (ModelError, MemoryTooSmall, ValueError) as error:
@@ -60,7 +78,7 @@ def run(config: EngineConfig) -> int:
     except BrokerUnavailable as error:
         return _fail(str(error), EXIT_TEMPORARY)
     try:
-        return _serve(planned, broker, assembly, trace, stop, hurry)
+        return _serve(planned, broker, assembly, trace, pages, stop, hurry)
     except BrokerUnavailable as error:
         return _fail(str(error), EXIT_TEMPORARY)
 
@@ -75,6 +93,7 @@ def _serve(
     broker: EngineBroker,
     assembly: Assembly,
     trace: IterationLog | None,
+    pages: StatusPages | None,
     stop: threading.Event,
     hurry: threading.Event,
 ) -> int:
@@ -83,8 +102,11 @@ def _serve(
         assembly.close()
         broker.close()
         return EXIT_OK
-    engine = Engine(assembly.scheduler, assembly.executor, broker, assembly.card, assembly.grammars, trace)
+    wheel = _wheel(planned, broker.engine_id)
+    engine = Engine(assembly.scheduler, assembly.executor, broker, assembly.card, assembly.grammars, trace, wheel)
     broker.register(assembly.card, assembly.tokenizer_files)
+    if pages is not None:
+        pages.watch(engine, assembly.card.id, broker.engine_id)
     log.info(
         "serving",
         model=assembly.card.id,
@@ -96,7 +118,7 @@ def _serve(
         threads=torch.get_num_threads(),
     )
     ended = threading.Event()  # later than `stop`: a draining engine keeps its lease
-    heartbeat = threading.Thread(target=_beat, args=(engine, broker, config.lease_seconds, ended), daemon=True)
+    heartbeat = threading.Thread(target=_beat, args=(engine, broker, config, ended), daemon=True)
     heartbeat.start()
     try:
         engine.run(stop, hurry, config.drain_timeout)
@@ -104,6 +126,7 @@ def _serve(
         ended.set()
         heartbeat.join(HEARTBEAT_END)  # a thread that is alive when the interpreter ends can bring it down
         assembly.close()
+        wheel.close()
         broker.close()
         if trace is not None:
             trace.close()
@@ -111,11 +134,50 @@ def _serve(
     return EXIT_OK
 
 
-def _beat(engine: Engine, broker: EngineBroker, lease_seconds: float, ended: threading.Event) -> None:
+def _open_pages(config: EngineConfig) -> StatusPages | None:
+    if not config.status_port:
+        return None
+    return StatusPages(config.status_host, config.status_port, config.stuck_after, vllm_names=config.vllm_metrics)
+
+
+def _find_store(broker: EngineBroker, seconds: float, stop: threading.Event) -> None:
+    """Wait until the store answers, `seconds` at most. Raises BrokerUnavailable."""
+    give_up = time.monotonic() + seconds
+    told = False
+    while not stop.is_set():
+        try:
+            broker.ping()
+            return
+        except BrokerUnavailable as error:
+            if time.monotonic() >= give_up:
+                raise
+            if not told:
+                log.warning("waiting for the store", error=str(error), seconds=seconds)
+            told = True
+        stop.wait(STORE_RETRY)
+
+
+def _wheel(planned: Plan, engine_id: str) -> Wheel:
+    config = planned.config
+    bare = WheelNews(
+        model=planned.name,
+        engine=engine_id,
+        policy=config.policy,
+        max_batch_size=config.max_batch_size,
+        num_blocks=planned.num_blocks,
+        block_size=config.block_size,
+        at=0.0,
+        requests=[],
+        iterations=[],
+    )
+    return Wheel(WheelChannel(config.redis_url, planned.name), bare)
+
+
+def _beat(engine: Engine, broker: EngineBroker, config: EngineConfig, ended: threading.Event) -> None:
     """Keep the lease while iterations are long; a loop that is stuck must lose it until it turns again."""
     told = False
-    while not ended.wait(lease_seconds / HEARTBEATS_PER_LEASE):
-        stuck = time.monotonic() - engine.last_turn > STUCK_SECONDS
+    while not ended.wait(config.lease_seconds / HEARTBEATS_PER_LEASE):
+        stuck = time.monotonic() - engine.last_turn > config.stuck_after
         if stuck and not told:
             log.error("the loop is stuck; the lease is not renewed")
         told = stuck

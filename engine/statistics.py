@@ -27,6 +27,7 @@ class Statistics:
         self._grammars = grammars
         self._published = 0.0
         self._was_idle = False
+        self.latest = EngineStats()  # as published last; other threads may read it
         self.draining = False  # set by the loop once it claims nothing more
         self._batch_size = self._batch_tokens = 0
         self._iterations = self._prompt_tokens = self._generation_tokens = self._cached_tokens = 0
@@ -66,7 +67,8 @@ class Statistics:
         if now - self._published < PUBLISH_EVERY and not (idle and not self._was_idle):
             return None
         self._published, self._was_idle = now, idle
-        return self.record()
+        self.latest = self.record()
+        return self.latest
 
     def record(self) -> EngineStats:
         scheduler, kv = self._scheduler, self._scheduler.kv

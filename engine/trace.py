@@ -10,7 +10,6 @@ import fcntl
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
 from pathlib import Path
 from queue import SimpleQueue
 from time import perf_counter
@@ -20,6 +19,7 @@ import msgspec
 import structlog
 
 from noria.engine.execution.step import RowOutput
+from noria.engine.lanes import Lanes
 from noria.engine.scheduling.batch import Batch, BatchRow
 from noria.engine.scheduling.request import Request
 from noria.engine.scheduling.scheduler import Scheduler
@@ -175,17 +175,13 @@ class _Lines:
 
     def __init__(self) -> None:
         self._numbers: dict[Request, int] = {}
-        self._lanes: dict[Request, int] = {}
-        self._free: list[int] = []
+        self._lanes = Lanes()
         self._count = 0
 
     def of(self, record: _Record) -> list[TraceLine]:
-        lines: list[TraceLine] = []
-        for row in record.rows:
-            if row.request not in self._numbers:
-                lines.append(self._introduce(row.request, row))
-            if row.request not in self._lanes:
-                self._lanes[row.request] = heappop(self._free) if self._free else len(self._lanes)
+        lines: list[TraceLine] = [
+            self._introduce(row.request, row) for row in record.rows if row.request not in self._numbers
+        ]
         rows = [self._row(row, len(output.token_ids)) for row, output in zip(record.rows, record.outputs, strict=True)]
         ended: list[tuple[int, str]] = []
         preempted: list[int] = []
@@ -193,8 +189,7 @@ class _Lines:
             number = self._numbers.get(request)
             if number is None:  # ended before its first step
                 continue
-            if request in self._lanes:
-                heappush(self._free, self._lanes.pop(request))
+            self._lanes.leave(request)
             if finish is None:
                 preempted.append(number)
             else:
@@ -218,7 +213,7 @@ class _Lines:
         phase: Literal["p", "d", "-"] = "-" if row.is_padding else "d" if row.is_decode else "p"
         request = row.request
         context = row.start + row.num_tokens
-        return TraceRow(self._lanes[request], self._numbers[request], phase, row.num_tokens, num_sampled, context)
+        return TraceRow(self._lanes.of(request), self._numbers[request], phase, row.num_tokens, num_sampled, context)
 
 
 def _iteration(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from noria.engine.grammar.binding import GrammarError
+from noria.engine.grammar.binding import GrammarError, GrammarsUnavailable
 from noria.engine.grammar.grammars import Grammars
 from noria.engine.grammar.matcher import CompiledGrammar
 from noria.engine.live import LiveRequest
@@ -35,10 +35,12 @@ class Guest:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a request cannot run. `param` is the client's field that is at fault, None where it is not the client."""
+    """Why a request cannot run. `param` is the client's field that is at fault, None where it is not the client.
+    `busy`: it may run at another time."""
 
     message: str
     param: str | None = None
+    busy: bool = False
 
 
 class WaitingRoom:
@@ -79,11 +81,14 @@ class WaitingRoom:
 
 def _settle(guest: Guest) -> Refusal | None:
     if not guest.compiled.done():
-        return Refusal("too many grammars are being compiled at the moment")
+        return Refusal("Too many grammars are being compiled at the moment.", busy=True)
     try:
         guest.live.follow(guest.compiled.result())
     except GrammarError as error:
         return Refusal(str(error), guest.grammar.param)
+    except GrammarsUnavailable as error:
+        log.error("a grammar cannot be compiled here", error=str(error))
+        return Refusal(str(error))
     except Exception:
         log.exception("a grammar could not be compiled", kind=guest.grammar.kind)
         return Refusal("the grammar could not be compiled")

@@ -60,12 +60,23 @@ async def respond(
         await _require_live(services, question, ticket)
     cursor = _cursor(delivery, ticket, question.num_choices)
     answer = shape(Identity(prefix + record.group, record.created, record.fingerprint, cursor))
-    generation = services.generation(tenant, question, record.group, ticket)
+    generation = _generation(services, tenant, question, record.group, ticket)
     queue_info = QueueInfo(services.broker, *generation.first_request) if delivery.queue_info else None
     if delivery.stream:
         open_streams, refusable = services.metrics.streams_open, question.has_grammar
         return EventStream(generation, answer, open_streams, queue_info, refusable=refusable)
     return await until_client_leaves(request, _whole(generation, answer, queue_info))
+
+
+def _generation(
+    services: Services, tenant: Tenant, question: Question, group: str, ticket: IssuedTicket | None
+) -> Generation:
+    try:
+        return services.generation(tenant, question, group, ticket)
+    except GatewayError as error:
+        if ticket is not None and not ticket.following:
+            services.lingering.lose(ticket, error)
+        raise
 
 
 async def _whole(generation: Generation, answer: Answer, queue_info: QueueInfo | None) -> Response:

@@ -33,13 +33,20 @@ from noria.gateway.endpoints import (
     embeddings,
     files,
     health,
+    messages,
     metrics,
     models,
     openapi,
+    operations,
+    organizations,
+    pages,
+    projects,
     responses,
     scoring,
     stored_completions,
     tokenization,
+    uploads,
+    usage,
 )
 from noria.gateway.files import Files
 from noria.gateway.http.methods import Methods
@@ -56,14 +63,18 @@ from noria.gateway.responses.conversations import ConversationShelf
 from noria.gateway.responses.stored import ResponseShelf
 from noria.gateway.services import Services
 from noria.gateway.stored_completions import StoredCompletions
+from noria.gateway.tenancy.tenancy import Tenancy, TenancyOptions
 from noria.gateway.tickets import TicketOffice
 from noria.gateway.upkeep import Upkeep
+from noria.gateway.uploads import Uploads
+from noria.gateway.wheel import WheelFeed
 
 _NOUNS = (
     chat,
     stored_completions,
     completions,
     responses,
+    messages,
     conversations,
     embeddings,
     models,
@@ -71,7 +82,12 @@ _NOUNS = (
     scoring,
     tokenization,
     files,
+    uploads,
     batches,
+    operations,
+    organizations,
+    projects,
+    usage,
 )  # fmt: skip
 
 
@@ -80,10 +96,11 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     limits = QueueLimits(depth=settings.max_queued, tenant_depth=settings.max_queued_per_tenant)
     broker = GatewayBroker(settings.redis_url, limits=limits)
     directory = ModelDirectory(broker)
-    counted = GatewayMetrics(directory.models_now)
+    counted = GatewayMetrics(directory.models_now, vllm_names=settings.vllm_metrics)
     pump = FramePump(broker)
     records = RecordStore(settings.redis_url, record_limits(settings))
     batch_store = BatchStore(settings.redis_url)
+    stored_files = Files(records, settings.max_file_bytes)
     services = Services(
         settings,
         broker,
@@ -94,9 +111,11 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         TicketOffice(broker, settings.request_timeout),
         Lingering(pump, settings.resume_window),
         Drain(),
-        Files(records, settings.max_file_bytes),
+        stored_files,
+        Uploads(records, stored_files, settings.max_file_bytes),
         BatchRegister(records, batch_store),
         StoredCompletions(records, settings.response_ttl),
+        _tenancy(settings, counted),
     )
     shelves = Shelves(
         ResponseShelf(services.records, settings.response_ttl),
@@ -110,6 +129,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
 
     dispatch = BatchDispatch(_batch_tools(services, batch_store, ask), services.drain, broker.boot_id)
     upkeep = Upkeep(services, background, dispatch)
+    wheel = WheelFeed(settings.redis_url)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -117,16 +137,21 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         yield
         await upkeep.stop()
         await batch_store.close()
+        await wheel.close()
+        if services.tenancy is not None:
+            await services.tenancy.close()
 
     app = FastAPI(title="Noria", lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None)
     app.router.redirect_slashes = False
     app.state.services = services
     app.state.shelves = shelves
     app.state.background = background
+    app.state.wheel = wheel
     app.state.keys = KeyRing(settings.key_entries)
     errors.install(app)
     app.include_router(health.router)
     app.include_router(metrics.router)
+    app.include_router(pages.router)
     for prefix in ("/v1", ""):
         for noun in _NOUNS:
             app.include_router(noun.router, prefix=prefix)
@@ -144,12 +169,27 @@ def create_app(settings: GatewaySettings) -> FastAPI:
                 "openai-version",
                 "retry-after",
                 "retry-after-ms",
+                "x-noria-granted-tokens",
                 "x-noria-queue-position",
+                *(
+                    f"x-ratelimit-{what}-{of}"
+                    for what in ("limit", "remaining", "reset")
+                    for of in ("requests", "tokens", "project-tokens")
+                ),
                 "x-noria-queue-eta",
             ],
         )
     app.add_middleware(RequestContext, metrics=counted, drain=services.drain)  # added last: outermost
     return app
+
+
+def _tenancy(settings: GatewaySettings, counted: GatewayMetrics) -> Tenancy | None:
+    if settings.pepper is None:
+        return None
+    options = TenancyOptions(settings.limits_fail == "open", settings.ledger_days, settings.usage_days)
+    return Tenancy(
+        settings.redis_url, settings.pepper, options, lambda outcome: counted.limits_unavailable.labels(outcome).inc()
+    )
 
 
 def _batch_tools(services: Services, store: BatchStore, ask: Ask) -> Tools:

@@ -18,6 +18,7 @@ from noria.gateway.generation import Generation
 from noria.gateway.schemas.answers import Chunks, Head, chat_logprobs, prompt_scores, usage_fields
 from noria.gateway.schemas.chat import ChatRequest
 from noria.gateway.schemas.chat_answer import delta_fields, message
+from noria.gateway.schemas.platform import moderated
 from noria.gateway.services import Question
 from noria.gateway.streaming import DONE
 
@@ -54,13 +55,12 @@ class ChatAnswer(Answer):
         num_top, scores = self._request.prompt_logprobs, choices[0].prompt_logprobs
         if num_top is not None:
             body["prompt_logprobs"] = prompt_scores(self._tokenizer, scores or [], num_top)
-        if self._request.return_token_ids:
-            body["prompt_token_ids"] = self._prompt
-        return body
+        return body | self._beside()
 
     def opening(self) -> bytes:
         content = b'""' if self._tools is None else b"null"  # there may be none beside calls
-        first = b'"prompt_token_ids":%s,' % orjson.dumps(self._prompt) if self._request.return_token_ids else b""
+        beside = self._beside()
+        first = orjson.dumps(beside)[1:-1] + b"," if beside else b""
         return b"".join(
             self._chunks.role(index, content, first if index == 0 else b"") for index in range(self._request.n)
         )
@@ -71,6 +71,15 @@ class ChatAnswer(Answer):
     async def closing(self, usage: Usage) -> bytes:
         return (self._chunks.usage(usage) if self._request.include_usage else b"") + DONE
 
+    def _beside(self) -> dict[str, Any]:
+        """Fields of the answer beside its choices, which were asked for: in the whole, or in a stream's first chunk."""
+        beside: dict[str, Any] = {}
+        if self._request.return_token_ids:
+            beside["prompt_token_ids"] = self._prompt
+        if self._request.moderation is not None:
+            beside["moderation"] = moderated()
+        return beside
+
     def _choice(self, choice: Delta) -> dict[str, Any]:
         said, called = message(choice, parsed=self._parsed, legacy=self._legacy)
         if called:
@@ -80,6 +89,7 @@ class ChatAnswer(Answer):
             "message": said,
             "logprobs": self._logprobs(choice) if self._request.logprobs else None,
             "finish_reason": self._finish(choice),
+            "stop_reason": choice.stop_reason,
         }
         return {**made, "token_ids": choice.token_ids} if self._request.return_token_ids else made
 

@@ -6,7 +6,7 @@ Pure and synchronous. Knows no broker, no HTTP, no other choice.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -33,13 +33,15 @@ class Delta:
     """What is new in one choice. `finish` is set exactly once, on its last delta; `consumed` are the output tokens
     read so far, those whose text is held back included. `pieces` are there for a choice with a parser: what its text
     is made of (a parser may hold back other parts of it than a stop string does). `token_ids` are there where they
-    were asked for; `total_logprob` is of all tokens read so far, the end token included, where they are scored."""
+    were asked for; `total_logprob` is of all tokens read so far, the end token included, where they are scored.
+    `stop_reason` comes with an end that the request itself set: the stop string, or the id in `stop_token_ids`."""
 
     index: int
     consumed: int = 0
     text: str = ""
     tokens: list[ScoredToken] = field(default_factory=list)
     finish: Ended | None = None
+    stop_reason: str | int | None = None
     prompt_logprobs: list[TokenLogprob | None] | None = None
     pieces: list[Piece] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
@@ -53,6 +55,7 @@ class Delta:
         self.token_ids += later.token_ids
         self.total_logprob = later.total_logprob
         self.finish = later.finish
+        self.stop_reason = later.stop_reason
         self.consumed = later.consumed
         self.prompt_logprobs = self.prompt_logprobs or later.prompt_logprobs
 
@@ -64,13 +67,15 @@ class Delta:
 @dataclass(frozen=True, slots=True)
 class TextOptions:
     """The text conditions of a request. `end_ids` are the tokens that end it and are no part of its text; `spelled`
-    are the control tokens that are. `parser` makes what takes a choice's text apart, from the id of its request: what
-    a parser makes up (the ids of calls) is the same whenever the answer is read. `token_ids`: they are wanted too."""
+    are the control tokens that are; `stop_ids` end it because the request says so. `parser` makes what takes a choice's
+    text apart, from the id of its request: what a parser makes up (the ids of calls) is the same whenever the answer is
+    read. `token_ids`: they are wanted too."""
 
     stop: tuple[str, ...] = ()
     include_stop: bool = False
     min_tokens: int = 0
     end_ids: frozenset[int] = frozenset()
+    stop_ids: frozenset[int] = frozenset()
     logprobs: bool = False
     token_ids: bool = False
     spelled: frozenset[int] = frozenset()
@@ -94,6 +99,7 @@ class ChoiceReader:
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self.reasoning_tokens = 0
+        self.predicted_right = self.predicted_wrong = 0  # tokens of the prediction that were tried
         self._options = options
         self._epoch = 0
         self._detokenizer = Detokenizer(tokenizer, options.spelled)
@@ -120,6 +126,9 @@ class ChoiceReader:
         if frame.prompt_logprobs is not None and self.num_tokens == 0:
             delta.prompt_logprobs = frame.prompt_logprobs
         before = self.num_tokens - frame.seq
+        if frame.predicted is not None and (before < len(frame.token_ids) or not frame.token_ids):
+            self.predicted_right += frame.predicted[0]
+            self.predicted_wrong += frame.predicted[1]
         self._read_tokens(frame, delta)
         read = slice(before, self.num_tokens - frame.seq)
         if self._options.token_ids:
@@ -166,7 +175,7 @@ class ChoiceReader:
             text, stopped = self._stops.feed(text)
             if stopped:
                 self.ended = self.stopped_by_text = True
-                delta.finish = "stop"
+                delta.finish, delta.stop_reason = "stop", self._stops.matched
         self._show(text, delta)
 
     def _show(self, text: str, delta: Delta) -> None:
@@ -191,10 +200,12 @@ class ChoiceReader:
         if delta.finish is None:
             self._show(self._stops.flush(), delta)
             if self._stops.stopped:
-                delta.finish = "stop"
+                delta.finish, delta.stop_reason = "stop", self._stops.matched
             else:
                 delta.tokens.extend(self._held)
                 delta.finish = "length" if frame.finish is FinishReason.LENGTH else "stop"
+                if delta.finish == "stop" and frame.token_ids and frame.token_ids[-1] in self._options.stop_ids:
+                    delta.stop_reason = frame.token_ids[-1]
         else:
             self.stopped_by_text = False  # the engine is done with it already
 
@@ -209,44 +220,4 @@ def check_end(frame: TokenFrame) -> None:
     if frame.finish is FinishReason.EXPIRED:
         raise DeadlineExpired("The request was not done within its deadline.")
     if frame.finish is FinishReason.CANCELLED:
-        raise RequestCancelled("The request was cancelled by the server.")
-
-
-def one_by_one(frame: TokenFrame) -> Iterator[TokenFrame]:
-    """The same frame in pieces of one token, the end on the last."""
-    last = len(frame.token_ids) - 1
-    if last < 1:
-        yield frame
-        return
-    for place, token_id in enumerate(frame.token_ids):
-        scores = frame.logprobs[place : place + 1] if frame.logprobs is not None else None
-        prompt = frame.prompt_logprobs if place == 0 else None
-        ending = (frame.finish, frame.usage, frame.error) if place == last else (None, None, None)
-        param = frame.error_param if place == last else None
-        yield TokenFrame(frame.request_id, frame.epoch, frame.seq + place, [token_id], scores, *ending, prompt, param)
-
-
-class Transcript:
-    """Everything that one request's frames said, as one frame: what is kept of an answer to give it again."""
-
-    def __init__(self, request_id: str) -> None:
-        self._request_id = request_id
-        self._ids: list[int] = []
-        self._scores: list[TokenLogprob] | None = None
-        self._prompt: list[TokenLogprob | None] | None = None
-        self._last: TokenFrame | None = None
-
-    def add(self, frame: TokenFrame) -> None:
-        """Frames in order; what was added before is passed over."""
-        new = frame.token_ids[len(self._ids) - frame.seq :] if frame.seq <= len(self._ids) else []
-        if new and frame.logprobs is not None:
-            self._scores = [*(self._scores or ()), *frame.logprobs[-len(new) :]]
-        self._ids += new
-        self._prompt = self._prompt or frame.prompt_logprobs
-        if frame.finish is not None:
-            self._last = frame
-
-    def frame(self) -> TokenFrame:
-        """Without an end where a stop string was the end: who reads it finds that again."""
-        finish, usage = (None, None) if self._last is None else (self._last.finish, self._last.usage)
-        return TokenFrame(self._request_id, 0, 0, self._ids, self._scores, finish, usage, None, self._prompt)
+        raise RequestCancelled(frame.error or "The request was cancelled by the server.")

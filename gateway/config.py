@@ -1,4 +1,5 @@
-"""The gateway's settings: one frozen record, read from `NORIA_GATEWAY_*`, `NORIA_REDIS_URL` and `NORIA_API_KEY`.
+"""The gateway's settings: one frozen record, read from `NORIA_GATEWAY_*`, `NORIA_REDIS_URL`, `NORIA_API_KEY` and the
+places of `engine/wire/settings.py`.
 
 The CLI derives its options from these fields. Knows no engine setting.
 """
@@ -7,10 +8,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
-from pydantic import AliasChoices, Field, SecretStr, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import AliasChoices, Field, SecretStr, ValidationInfo, field_validator
+from pydantic_settings import SettingsConfigDict
+
+from noria.engine.wire.settings import Settings, with_password
+from noria.gateway.tenancy.credentials import Pepper
 
 MAX_WEIGHT = 1000.0
 _ENTRY = re.compile(
@@ -31,8 +35,10 @@ class KeyEntry:
     cache_group: str = ""
 
 
-class GatewaySettings(BaseSettings):
+class GatewaySettings(Settings):
     """Settings of one gateway process. Sizes are bytes, times are seconds."""
+
+    table: ClassVar[str] = "gateway"
 
     model_config = SettingsConfigDict(
         env_prefix="NORIA_GATEWAY_", frozen=True, extra="ignore", populate_by_name=True, hide_input_in_errors=True
@@ -40,6 +46,9 @@ class GatewaySettings(BaseSettings):
 
     host: str = Field("127.0.0.1", description="Address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0: any free one")
+    redis_password: SecretStr = Field(
+        SecretStr(""), validation_alias="NORIA_REDIS_PASSWORD", description="The store's, where its URL has none"
+    )
     redis_url: str = Field(
         "redis://127.0.0.1:6379/0",
         validation_alias=AliasChoices("redis_url", "NORIA_REDIS_URL"),
@@ -50,8 +59,22 @@ class GatewaySettings(BaseSettings):
         validation_alias=AliasChoices("api_key", "NORIA_API_KEY"),
         description="Keys that are let in, comma-separated: KEY or TENANT*WEIGHT@CACHE_GROUP=KEY; none: everybody is",
     )
+    key_pepper: SecretStr = Field(
+        SecretStr(""),
+        validation_alias=AliasChoices("key_pepper", "NORIA_KEY_PEPPER"),
+        description="Secret that stored API keys are hashed with; with it the admin API and its keys are there",
+    )
+    limits_fail: Literal["closed", "open"] = Field(
+        "closed", description="What becomes of requests while their limits cannot be asked: refused, or let in"
+    )
+    ledger_days: int = Field(30, ge=1, le=3650, description="Days that each request's entry in the ledger is kept")
+    usage_days: int = Field(400, ge=32, le=3650, description="Days that usage by day is kept")
     open_metrics: bool = Field(True, description="Serve /metrics without a key")
-    cors_origins: str = Field("", description="Browser origins that may call the API, comma-separated; *: any")
+    vllm_metrics: bool = Field(False, description="Repeat figures under vLLM's names, for dashboards made for it")
+    cors_origins: str = Field(
+        "auto",
+        description="Browser origins that may call the API, comma-separated; *: any; auto: any if a key is asked for",
+    )
     max_body_bytes: int = Field(10 * 1024 * 1024, ge=1024, description="Largest request body")
     max_head_bytes: int = Field(64 * 1024, ge=1024, description="Largest request line and headers")
     head_timeout: float = Field(20.0, gt=0, description="Time for a client to send its headers")
@@ -84,11 +107,29 @@ class GatewaySettings(BaseSettings):
     log_format: Literal["auto", "text", "json"] = Field("auto", description="auto: text on a terminal, else JSON")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe line to log")
 
+    @field_validator("redis_url")
+    @classmethod
+    def _has_the_password(cls, value: str, info: ValidationInfo) -> str:
+        return with_password(value, info)
+
     @field_validator("api_key")
     @classmethod
     def _are_entries(cls, value: SecretStr) -> SecretStr:
         parse_keys(value.get_secret_value())
         return value
+
+    @field_validator("key_pepper")
+    @classmethod
+    def _is_long_enough(cls, value: SecretStr) -> SecretStr:
+        if value.get_secret_value():
+            Pepper(value.get_secret_value())
+        return value
+
+    @property
+    def pepper(self) -> Pepper | None:
+        """None: there are no stored keys."""
+        text = self.key_pepper.get_secret_value()
+        return Pepper(text) if text else None
 
     @property
     def key_entries(self) -> tuple[KeyEntry, ...]:
@@ -100,6 +141,10 @@ class GatewaySettings(BaseSettings):
 
     @property
     def allowed_origins(self) -> tuple[str, ...]:
+        """Any page may call a server that asks for a key, which no page has unless it was told; a server open to
+        everybody who can reach it would be open to every page in their browsers."""
+        if self.cors_origins == "auto":
+            return ("*",) if self.api_keys or self.key_pepper.get_secret_value() else ()
         return _split(self.cors_origins)
 
 

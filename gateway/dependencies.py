@@ -8,16 +8,21 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Annotated, Any, TypeVar
 
 import orjson
 from fastapi import Depends, Request
 
 from noria.gateway.config import KeyEntry
-from noria.gateway.errors import InvalidKey, InvalidRequest
+from noria.gateway.errors import Forbidden, InvalidKey, InvalidRequest, NotFound
 from noria.gateway.http.body import ClientGone, read_body
 from noria.gateway.inner_call import TENANT
 from noria.gateway.services import Services, Tenant
+from noria.gateway.tenancy.administration import Administration
+from noria.gateway.tenancy.directory import Actor
+from noria.gateway.tenancy.principal import Administrator, check_named
+from noria.gateway.tenancy.tenancy import Tenancy
 
 T = TypeVar("T")
 
@@ -28,36 +33,106 @@ def services(request: Request) -> Services:
 
 
 class KeyRing:
-    """The accepted keys, kept as digests, so that comparing takes the same time whatever is sent."""
+    """The keys of the settings, kept as digests, so that comparing takes the same time whatever is sent."""
 
     def __init__(self, entries: tuple[KeyEntry, ...]) -> None:
         self._tenants = {_digest(entry.key): Tenant(entry.tenant, entry.weight, entry.cache_group) for entry in entries}
 
-    def tenant(self, headers: Mapping[str, str]) -> Tenant:
-        """Whose key a request's headers carry: OpenAI's `Authorization: Bearer`, else Azure's `api-key`. Raises
-        `InvalidKey`, which never repeats what was sent."""
-        if not self._tenants:
-            return Tenant()
-        scheme, _, key = headers.get("authorization", "").strip().partition(" ")
-        if not scheme:
-            scheme, key = "bearer", headers.get("api-key", "")
-        if scheme.lower() != "bearer" or not key.strip():
-            raise InvalidKey("You didn't provide an API key. Send it in an Authorization header: 'Bearer YOUR_KEY'.")
-        tenant = self._tenants.get(_digest(key.strip()))
-        if tenant is None:
-            raise InvalidKey("Incorrect API key provided.")
-        return tenant
+    def __bool__(self) -> bool:
+        return bool(self._tenants)
+
+    def tenant(self, key: str) -> Tenant | None:
+        """Whose key it is; None: it is none of these."""
+        return self._tenants.get(_digest(key))
 
 
-def authenticate(request: Request) -> Tenant:
-    """Whose request it is: by its key, or as the gateway's own call (see `inner_call`) says."""
+def key_in(headers: Mapping[str, str]) -> str:
+    """The key that a request carries: OpenAI's `Authorization: Bearer`, else Azure's `api-key` or Anthropic's
+    `x-api-key`. Raises `InvalidKey`, which never repeats what was sent."""
+    scheme, _, key = headers.get("authorization", "").strip().partition(" ")
+    if not scheme:
+        scheme, key = "bearer", headers.get("api-key") or headers.get("x-api-key", "")
+    if scheme.lower() != "bearer" or not key.strip():
+        raise InvalidKey("You didn't provide an API key. Send it in an Authorization header: 'Bearer YOUR_KEY'.")
+    return key.strip()
+
+
+async def authenticate(request: Request) -> Tenant:
+    """Whose request it is: by its key, or as the gateway's own call (see `inner_call`) says. Raises `InvalidKey`,
+    `Forbidden` and BrokerUnavailable."""
     known = request.scope.get(TENANT)
+    tenancy = services(request).tenancy
     if isinstance(known, Tenant):
+        if known.charged_to and tenancy is not None:
+            known = replace(known, caller=await tenancy.caller_of(known.charged_to))
         return known
     keys: KeyRing = request.app.state.keys
-    tenant = keys.tenant(request.headers)
-    request.state.organization = tenant.id  # for the answer's headers
+    if not keys and tenancy is None:
+        tenant = Tenant()
+    else:
+        key = key_in(request.headers)
+        tenant = keys.tenant(key) or await _holder(request, tenancy, key)
+    if tenant.caller is None:
+        request.state.organization = tenant.id  # for the answer's headers
     return tenant
+
+
+async def _holder(request: Request, tenancy: Tenancy | None, key: str) -> Tenant:
+    """The project whose stored key it is."""
+    if tenancy is None:
+        raise InvalidKey("Incorrect API key provided.")
+    holder = await tenancy.resolver.resolve(key)
+    if isinstance(holder, Administrator):
+        message = "This is an admin API key: it manages keys and projects, and calls no model."
+        raise Forbidden(message, code="insufficient_permissions")
+    request.state.organization = holder.organization.id
+    address = request.client.host if request.client is not None else None
+    holder.check_request(request.url.path, address, request.headers)
+    caller = tenancy.caller(holder, key)
+    request.state.answer_headers = caller.headers
+    return Tenant(holder.project.id, holder.project.weight, holder.project.cache_group, caller=caller)
+
+
+async def administrate(request: Request) -> Administrator:
+    """Whose admin key a request carries, for the organisation that its `OpenAI-Organization` header names, or its own.
+    Raises `InvalidKey`, `Forbidden`, `NotFound` where there is no admin API, and BrokerUnavailable."""
+    tenancy = services(request).tenancy
+    if tenancy is None:
+        raise NotFound("There is no admin API here: it needs a key pepper (NORIA_KEY_PEPPER).", code="admin_api_off")
+    key = key_in(request.headers)
+    holder = await tenancy.resolver.resolve(key)
+    if not isinstance(holder, Administrator):
+        raise Forbidden("This needs an admin API key.", code="insufficient_permissions")
+    if holder.is_instance_wide:
+        named = request.headers.get("openai-organization", "").strip() or holder.organization
+        holder = replace(holder, organization=named)
+    else:
+        check_named(request.headers, holder.organization, None)
+    request.state.organization = holder.organization
+    return holder
+
+
+async def operate(request: Request) -> None:
+    """Lets in who runs the place: an admin key for the whole installation where there are admin keys, else a key that
+    was not given to a tenant. Raises `InvalidKey` and `Forbidden`."""
+    if services(request).tenancy is None:
+        if (await authenticate(request)).id != Tenant().id:
+            message = "This key belongs to a tenant. Use one that is given without a tenant's name."
+            raise Forbidden(message, code="insufficient_permissions")
+    elif not (await administrate(request)).is_instance_wide:
+        raise Forbidden("This needs an admin API key with the scope 'instance'.", code="insufficient_permissions")
+
+
+def administration(request: Request) -> Administration:
+    """For whoever came past `administrate`."""
+    tenancy = services(request).tenancy
+    assert tenancy is not None
+    return tenancy.administration
+
+
+def actor(request: Request, administrator: AdministratorDep) -> Actor:
+    """Who the audit log says it was."""
+    return Actor("api_key", administrator.key.id, request.client.host if request.client is not None else None)
 
 
 async def json_object(request: Request) -> Mapping[str, Any]:
@@ -107,3 +182,6 @@ def _digest(key: str) -> bytes:
 
 ServicesDep = Annotated[Services, Depends(services)]
 TenantDep = Annotated[Tenant, Depends(authenticate)]
+AdministratorDep = Annotated[Administrator, Depends(administrate)]
+AdministrationDep = Annotated[Administration, Depends(administration)]
+ActorDep = Annotated[Actor, Depends(actor)]

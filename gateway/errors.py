@@ -6,9 +6,11 @@
     │   ├── ContextLengthExceeded     prompt and max_tokens do not fit the model
     │   └── StorageFull               the tenant keeps as much as it may
     ├── InvalidKey 401
-    ├── Forbidden 403                 nobody may do that here
+    ├── Forbidden 403                 nobody may do that here, or this key may not
     ├── ModelNotFound 404
     ├── NotFound 404                  nothing of the tenant's has this id
+    ├── UnknownAddress 404            there is no such endpoint
+    ├── WrongMethod 405               the endpoint has no such method
     ├── StreamNotFound 404            nothing is kept of the stream that a client wants to go on with
     ├── UnreadBody                    the rest of the request's body is not read
     │   ├── BodyTimeout 408
@@ -29,13 +31,14 @@ Knows no endpoint and no generation.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import orjson
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.types import Scope
 
 from noria.engine.wire.broker import BrokerUnavailable
 from noria.engine.wire.record_store import RecordsFull
@@ -100,6 +103,27 @@ class ModelNotFound(GatewayError):
 class NotFound(GatewayError):
     status = 404
     type = "invalid_request_error"
+
+
+class UnknownAddress(GatewayError):
+    status = 404
+    type = "invalid_request_error"
+    code = "unknown_url"
+
+
+class WrongMethod(GatewayError):
+    """`allowed` are the methods that there are, as in an Allow header."""
+
+    status = 405
+    type = "invalid_request_error"
+    code = "method_not_supported"
+
+    def __init__(self, message: str, allowed: str) -> None:
+        super().__init__(message)
+        self._allowed = allowed
+
+    def headers(self) -> dict[str, str]:
+        return {"allow": self._allowed} if self._allowed else {}
 
 
 class StreamNotFound(GatewayError):
@@ -214,50 +238,52 @@ SHUTTING_DOWN = "This server is shutting down. Please try again."
 STORE_AWAY = "The server cannot reach its store at the moment. Please try again."
 
 
+ERROR_SHAPE = "error_shape"
+"""In a scope's state: what makes an error's status and body, where the address speaks another dialect than OpenAI's."""
+
+
 def envelope(error: GatewayError) -> bytes:
     """The JSON body `{"error": {message, type, param, code}}` of an error."""
-    return _body(error.message, error.type, error.param, error.code)
+    fields: dict[str, Any] = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
+    return orjson.dumps({"error": fields})
 
 
-def respond(error: GatewayError) -> Response:
-    return Response(envelope(error), error.status, error.headers(), "application/json")
+def respond(error: GatewayError, scope: Scope) -> Response:
+    """The response of an error to the request of `scope`."""
+    shape: Callable[[GatewayError], tuple[int, bytes]] | None = scope.get("state", {}).get(ERROR_SHAPE)
+    status, body = (error.status, envelope(error)) if shape is None else shape(error)
+    return Response(body, status, error.headers(), "application/json")
 
 
 def install(app: FastAPI) -> None:
     """Make every error of `app` leave in the envelope: ours, the router's 404 and 405, and FastAPI's own 422."""
 
     @app.exception_handler(GatewayError)
-    async def _ours(_: Request, error: GatewayError) -> Response:
-        return respond(error)
+    async def _ours(request: Request, error: GatewayError) -> Response:
+        return respond(error, request.scope)
 
     @app.exception_handler(HTTPException)
     async def _routing(request: Request, error: HTTPException) -> Response:
-        return _routing_error(request.method, request.url.path, error.status_code, error.headers)
+        return respond(_routing_error(request, error), request.scope)
 
     @app.exception_handler(BrokerUnavailable)
-    async def _store_away(_: Request, __: BrokerUnavailable) -> Response:
-        return respond(Overloaded(STORE_AWAY, retry_after=2))
+    async def _store_away(request: Request, _: BrokerUnavailable) -> Response:
+        return respond(Overloaded(STORE_AWAY, retry_after=2), request.scope)
 
     @app.exception_handler(RecordsFull)
-    async def _full(_: Request, error: RecordsFull) -> Response:
+    async def _full(request: Request, error: RecordsFull) -> Response:
         message = f"You have stored as much as is allowed ({error.limits.count} records, {error.limits.size} bytes)."
-        return respond(StorageFull(f"{message} Please delete something first."))
+        return respond(StorageFull(f"{message} Please delete something first."), request.scope)
 
     @app.exception_handler(RequestValidationError)
-    async def _validation(_: Request, error: RequestValidationError) -> Response:
-        return respond(InvalidRequest(str(error.errors()[0].get("msg", "Invalid request."))))
+    async def _validation(request: Request, error: RequestValidationError) -> Response:
+        return respond(InvalidRequest(str(error.errors()[0].get("msg", "Invalid request."))), request.scope)
 
 
-def _routing_error(method: str, path: str, status: int, headers: Mapping[str, str] | None) -> Response:
-    known: dict[int, tuple[str, str]] = {
-        404: (f"Unknown request URL: {method} {path[:200]}.", "unknown_url"),
-        405: (f"Not allowed to {method} on {path[:200]}.", "method_not_supported"),
-    }
-    message, code = known.get(status, ("The request could not be processed.", "invalid_request"))
-    body = _body(message, "invalid_request_error", None, code)
-    return Response(body, status, dict(headers or {}), "application/json")
-
-
-def _body(message: str, kind: str, param: str | None, code: str | None) -> bytes:
-    fields: dict[str, Any] = {"message": message, "type": kind, "param": param, "code": code}
-    return orjson.dumps({"error": fields})
+def _routing_error(request: Request, error: HTTPException) -> GatewayError:
+    method, path = request.method, request.url.path[:200]
+    if error.status_code == 404:
+        return UnknownAddress(f"Unknown request URL: {method} {path}.")
+    if error.status_code == 405:
+        return WrongMethod(f"Not allowed to {method} on {path}.", (error.headers or {}).get("Allow", ""))
+    return InvalidRequest("The request could not be processed.", code="invalid_request")

@@ -7,27 +7,22 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterable, AsyncIterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 
 import msgspec
 
-from noria.engine.wire.broker import BrokerUnavailable
 from noria.engine.wire.record_store import RecordStore
-from noria.gateway.errors import BodyTooLarge, InvalidRequest, NotFound
-from noria.gateway.multipart import Form
+from noria.gateway.errors import BodyTooLarge, NotFound
+from noria.gateway.intake import take_in
 from noria.gateway.records import FILE
-from noria.gateway.schemas.files import OUTPUT, FileRecord, UploadFields, nested
-from noria.gateway.schemas.strict import parse
+from noria.gateway.schemas.files import OUTPUT, FileRecord
 
 MAX_BATCH_BYTES = 200 * 1024 * 1024
 """Bytes of a file for a batch at most, as OpenAI has it."""
 
 BATCH_FILE_LIFE = 30 * 86_400
 """Seconds that a batch's input and output are kept unless somebody says otherwise, as OpenAI has it."""
-
-_DRAFT_LIFE = 120.0
-"""Seconds that what has come of an upload outlives the gateway that was taking it in."""
 
 _FOR_EVER = 100 * 365 * 86_400.0
 _PAGE = 1000
@@ -40,6 +35,15 @@ def new_id() -> str:
     return f"file-{secrets.token_hex(12)}"
 
 
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What a new file is. `life` in seconds; None: as its purpose has it."""
+
+    filename: str
+    purpose: str
+    life: int | None
+
+
 class Files:
     """`max_bytes` is the size of one file at most. All methods raise BrokerUnavailable."""
 
@@ -47,50 +51,31 @@ class Files:
         self._records = records
         self._max_bytes = max_bytes
 
-    async def take_in(self, tenant: str, form: Form, body: AsyncIterable[bytes]) -> tuple[str, FileRecord]:
-        """A new file from a form that is just arriving. Whatever goes wrong, nothing stays behind.
+    async def take_in(
+        self, tenant: str, pieces: AsyncIterator[bytes], described: Callable[[int], Description]
+    ) -> tuple[str, FileRecord]:
+        """A new file of pieces that are just arriving. `described` says what it is once they are all here, of so many
+        bytes. Whatever goes wrong, nothing stays behind.
 
         Raises `InvalidRequest`, `BodyTooLarge` and RecordsFull.
         """
-        file_id, now = new_id(), time.time()
-        draft = FileRecord("", "", int(now))
-        version = await self._records.put(tenant, FILE, file_id, _encode(draft), created=now, ttl=_DRAFT_LIFE)
-        try:
-            size = await self._append_all(tenant, file_id, form.file(body))
-            fields = parse(UploadFields, nested(form.fields))
-            if form.filename is None:
-                raise InvalidRequest(
-                    "Missing required parameter: 'file'.", param="file", code="missing_required_parameter"
-                )
-            if fields.purpose == "batch" and size > MAX_BATCH_BYTES:
-                raise BodyTooLarge(f"A file for a batch has {MAX_BATCH_BYTES} bytes at most; this one has {size}.")
-            life = fields.expires_after.seconds if fields.expires_after else None
-            if life is None and fields.purpose == "batch":
-                life = BATCH_FILE_LIFE
-            expires_at = int(now) + life if life is not None else None
-            file = FileRecord(form.filename, fields.purpose, int(now), size, expires_at, complete=True)
-            assert version is not None
-            if not await self._records.replace_if(tenant, FILE, file_id, version, _encode(file), ttl=life or _FOR_EVER):
-                raise InvalidRequest("The upload took too long.", code="upload_expired")
-        except BaseException:
-            with suppress(BrokerUnavailable):  # then it goes by itself
-                await self._records.delete(tenant, FILE, file_id)
-            raise
-        return file_id, file
+        file_id, now = new_id(), int(time.time())
+        made: list[FileRecord] = []
 
-    async def _append_all(self, tenant: str, file_id: str, pieces: AsyncIterator[bytes]) -> int:
-        size = place = 0
-        touched = time.monotonic()
-        async for piece in pieces:
-            size += len(piece)
-            if size > self._max_bytes:
-                raise BodyTooLarge(f"The file has more than the {self._max_bytes} bytes allowed.")
-            await self._records.append_chunk(tenant, FILE, file_id, place, piece)
-            place += 1
-            if time.monotonic() - touched > _DRAFT_LIFE / 4:
-                await self._records.touch(tenant, FILE, [file_id], ttl=_DRAFT_LIFE)
-                touched = time.monotonic()
-        return size
+        def whole(size: int) -> tuple[bytes, float]:
+            about = described(size)
+            life = about.life
+            if about.purpose == "batch":
+                if size > MAX_BATCH_BYTES:
+                    raise BodyTooLarge(f"A file for a batch has {MAX_BATCH_BYTES} bytes at most; this one has {size}.")
+                life = life or BATCH_FILE_LIFE
+            expires_at = None if life is None else now + life
+            made.append(FileRecord(about.filename, about.purpose, now, size, expires_at, complete=True))
+            return _encode(made[0]), life or _FOR_EVER
+
+        draft = _encode(FileRecord("", "", now))
+        await take_in(self._records, (tenant, FILE, file_id), draft, pieces, most=self._max_bytes, whole=whole)
+        return file_id, made[0]
 
     async def find(self, tenant: str, file_id: str, *, param: str = "id") -> FileRecord:
         """Raises `NotFound`."""

@@ -14,13 +14,14 @@ import structlog
 
 from noria.engine.wire.broker import StoreFault
 from noria.engine.wire.messages import TokenFrame, Usage
-from noria.gateway.choice import ChoiceReader, Delta, TextOptions, Transcript, one_by_one
+from noria.gateway.choice import ChoiceReader, Delta, TextOptions
 from noria.gateway.errors import SHUTTING_DOWN, UNEXPECTED, DeadlineExpired, EngineFault, GatewayError, ShuttingDown
 from noria.gateway.linger import Lingering
 from noria.gateway.metrics import GatewayMetrics
 from noria.gateway.model_directory import ServedModel
 from noria.gateway.origin import Origin
 from noria.gateway.tickets import Ticket
+from noria.gateway.transcript import Transcript, one_by_one
 
 log = structlog.get_logger(__name__)
 
@@ -82,6 +83,7 @@ class Generation:
         self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._started = self._heard = time.monotonic()
+        self._first_at: dict[str, float] = {}  # by request: when its first token came, monotonic
         self.heard = False  # a frame has come: it waits no more
 
     @property
@@ -196,6 +198,8 @@ class Generation:
             completion_tokens=sum(reader.num_tokens for reader in readers),
             cached_tokens=sum(reader.cached_tokens for reader in readers[::n]),
             reasoning_tokens=sum(reader.reasoning_tokens for reader in readers),
+            accepted_prediction_tokens=sum(reader.predicted_right for reader in readers),
+            rejected_prediction_tokens=sum(reader.predicted_wrong for reader in readers),
         )
 
     def cut_off(self) -> None:
@@ -214,7 +218,7 @@ class Generation:
         if not self._let_go():
             return
         self._origin.leave()
-        self._origin.cancel([request_id for request_id, reader in self._readers.items() if not reader.ended])
+        self._origin.cancel({i: reader.num_tokens for i, reader in self._readers.items() if not reader.ended})
         if self.ticket is not None and not self.over:
             self._lingering.lose(self.ticket, self._fault)
 
@@ -271,14 +275,19 @@ class Generation:
         before = reader.num_tokens
         delta = reader.accept(frame)
         if before == 0 and reader.num_tokens:
-            self._metrics.first_token.observe(time.monotonic() - self._started)
+            self._first_at[frame.request_id] = time.monotonic()
+            self._metrics.count_first_token(self._model_id, time.monotonic() - self._started)
         if delta.finish:
             self._live -= 1
             if reader.stopped_by_text:
-                self._origin.cancel((frame.request_id,))
-            if reader.num_tokens:
-                self._metrics.token_latency.observe((time.monotonic() - self._started) / reader.num_tokens)
+                self._origin.cancel({frame.request_id: reader.num_tokens}, why="stop")
+            self._count_end(frame.request_id, delta.finish, reader.num_tokens)
         return delta
+
+    def _count_end(self, request_id: str, finish: str, num_tokens: int) -> None:
+        now = time.monotonic()
+        since_first = now - self._first_at.pop(request_id, now)
+        self._metrics.count_end(self._model_id, finish, now - self._started, since_first, num_tokens)
 
     async def _wait(self) -> None:
         self._waiter = asyncio.get_running_loop().create_future()

@@ -6,6 +6,8 @@ Keeps a snapshot of the pools' state for readiness and metrics. Knows no request
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
 from dataclasses import dataclass
 
 import structlog
@@ -138,4 +140,11 @@ def _build(card: ModelCard, files: TokenizerFiles) -> ServedModel:
             log.error("chat template not usable; completions are", model=card.id, error=str(error))
     longest = max(len(tokenizer.token_bytes(token_id)) for token_id in range(tokenizer.vocab_size))
     spelled = max((len(name.encode()) for name in tokenizer.control_tokens), default=1)
+    _give_memory_back()
     return ServedModel(card, tokenizer, template, max(longest, spelled, 1))
+
+
+def _give_memory_back() -> None:
+    """The tables were made from several times their size, which the allocator would keep for this process."""
+    with contextlib.suppress(OSError, AttributeError):  # glibc has it
+        ctypes.CDLL(None).malloc_trim(0)

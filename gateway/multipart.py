@@ -15,6 +15,9 @@ from noria.gateway.errors import InvalidRequest
 
 MAX_FIELDS = 16
 MAX_FIELD_BYTES = 8192
+FORM_BYTES = 2 * MAX_FIELDS * MAX_FIELD_BYTES
+"""Beside the file itself: fields, their headers, boundaries."""
+
 MAX_NAME = 1024
 """Characters of a file's name at most."""
 

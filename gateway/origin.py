@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+import msgspec
 import structlog
 
 from noria.engine.wire.broker import BrokerUnavailable, GatewayBroker, QueueFull, StoreFault, TenantQueueFull
 from noria.engine.wire.messages import GenerationRequest, ModelCard
 from noria.gateway.errors import STORE_AWAY, UNEXPECTED, GatewayError, Overloaded, RateLimited
 from noria.gateway.pump import FramePump, FrameSink
+from noria.gateway.tenancy.admission import Admission
 from noria.gateway.tickets import Ticket
 
 log = structlog.get_logger(__name__)
@@ -44,8 +46,8 @@ class Origin(Protocol):
     def leave(self) -> None:
         """Read no more frames; the requests go on."""
 
-    def cancel(self, request_ids: Collection[str]) -> None:
-        """Nobody wants these any more."""
+    def cancel(self, counts: Mapping[str, int], why: str = "") -> None:
+        """Nobody wants these any more; each with the output tokens that its client has had."""
 
 
 class Queued:
@@ -58,26 +60,35 @@ class Queued:
         card: ModelCard,
         requests: Sequence[GenerationRequest],
         ticket: Ticket | None,
+        admission: Admission | None = None,
     ) -> None:
         self._broker = broker
         self._pump = pump
         self._card = card
+        self._admission = admission
+        self._max_waiting = None if admission is None else admission.max_waiting
         self._requests = {request.id: request for request in requests}
         self._ticket = ticket
+        self._queued: set[str] = set()
 
     async def open(self, sink: FrameSink, fail: Callable[[GatewayError], None]) -> None:
         self._pump.register(self._requests, sink)
         try:
             async with asyncio.timeout(_ADMISSION_TIME):
-                for request in self._requests.values():
-                    await self._broker.enqueue(request, self._card)
+                await self._admit()
+                for request in list(self._requests.values()):
+                    await self._enqueue(request)
                 if self._ticket is not None:
                     await self._ticket.admitted()
+        except GatewayError:  # it is not let in: nothing is reserved, nothing waits
+            self.leave()
+            self._forget()
+            raise
         except TenantQueueFull as error:
-            self._take_back()
+            self._take_back(refused=True)
             raise RateLimited(_TENANT_FULL, retry_after=error.retry_after) from error
         except QueueFull as error:
-            self._take_back()
+            self._take_back(refused=True)
             raise Overloaded(_QUEUE_FULL, retry_after=error.retry_after) from error
         except (BrokerUnavailable, TimeoutError) as error:
             self._take_back()
@@ -87,21 +98,51 @@ class Queued:
             raise
 
     async def offer(self, request_id: str) -> None:
-        await self._broker.enqueue(self._requests[request_id], self._card)
+        await self._enqueue(self._requests[request_id])
 
     def leave(self) -> None:
         self._pump.unregister(self._requests)
+        if self._admission is not None:
+            self._admission.over()
 
-    def cancel(self, request_ids: Collection[str]) -> None:
-        for request_id in request_ids:
-            self._pump.cancel(self._card.id, request_id)
+    def cancel(self, counts: Mapping[str, int], why: str = "") -> None:
+        for request_id, counted in counts.items():
+            self._pump.cancel(self._card.id, request_id, counted, why)
 
-    def _take_back(self) -> None:
+    async def _admit(self) -> None:
+        """Reserve what the requests may use, and let none have more than is granted."""
+        if self._admission is None:
+            return
+        granted = await self._admission.admit()
+        if granted is not None:
+            self._requests = {i: _cut(request, granted) for i, request in self._requests.items()}
+
+    async def _enqueue(self, request: GenerationRequest) -> None:
+        await self._broker.enqueue(request, self._card, max_waiting=self._max_waiting)
+        self._queued.add(request.id)
+
+    def _take_back(self, *, refused: bool = False) -> None:
+        """Of what is `refused` we know that it does not wait. For the rest somebody looks who gives back what nobody
+        took up."""
         self.leave()
-        self.cancel(self._requests)
+        admission, never = self._admission, [i for i in self._requests if i not in self._queued]
+        if admission is not None and refused:
+            self._pump.errand("withdrawal", lambda: admission.withdraw(never))
+        self.cancel(dict.fromkeys(self._requests, 0))
+        self._forget()
+
+    def _forget(self) -> None:
         ticket = self._ticket
         if ticket is not None:
             self._pump.errand("forgetting", lambda: ticket.lost(None))
+
+
+def _cut(request: GenerationRequest, most: int) -> GenerationRequest:
+    sampling = request.sampling
+    if sampling.max_tokens <= most:
+        return request
+    fewer = msgspec.structs.replace(sampling, max_tokens=most, min_tokens=min(sampling.min_tokens, most))
+    return msgspec.structs.replace(request, sampling=fewer)
 
 
 class Followed:
@@ -142,9 +183,9 @@ class Followed:
         for reader in self._readers:
             reader.cancel()
 
-    def cancel(self, request_ids: Collection[str]) -> None:
-        for request_id in request_ids:
-            self._pump.cancel(self._card.id, request_id)
+    def cancel(self, counts: Mapping[str, int], why: str = "") -> None:
+        for request_id, counted in counts.items():
+            self._pump.cancel(self._card.id, request_id, counted, why)
 
     async def _read(
         self, request_id: str, heard: asyncio.Event, sink: FrameSink, fail: Callable[[GatewayError], None]

@@ -70,9 +70,9 @@ class FramePump:
         for sink in touched:
             sink.flush()
 
-    def cancel(self, model_id: str, request_id: str) -> None:
-        """Tell the store in the background that nobody wants this request any more."""
-        self.errand("cancellation", lambda: self._broker.cancel(model_id, request_id))
+    def cancel(self, model_id: str, request_id: str, counted: int | None = None, why: str = "") -> None:
+        """Tell the store in the background that nobody wants this request any more; see `GatewayBroker.cancel`."""
+        self.errand("cancellation", lambda: self._broker.cancel(model_id, request_id, counted, why))
 
     def errand(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
         """Do in the background what the store must be told; tried again for half a minute while the store is away."""

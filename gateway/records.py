@@ -15,6 +15,10 @@ ITEM = "item"
 
 FILE = "file"
 """Its bytes are the file's content."""
+UPLOAD = "upload"
+PART = "upload_part"
+"""Part of an upload, with its bytes; the kind's part is the upload's id."""
+
 BATCH = "batch"
 CHAT_COMPLETION = "chat_completion"
 
@@ -27,5 +31,6 @@ def record_limits(settings: GatewaySettings) -> dict[str, RecordLimits]:
         CONVERSATION: RecordLimits(size=settings.max_conversation_bytes),
         ITEM: RecordLimits(size=settings.max_conversation_bytes),
         FILE: RecordLimits(size=settings.max_stored_file_bytes),
+        PART: RecordLimits(size=settings.max_stored_file_bytes),
         CHAT_COMPLETION: RecordLimits(size=settings.max_response_bytes, evict=True),
     }

@@ -12,6 +12,18 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
+from noria.gateway.schemas.administration import (
+    AdminKeyCreate,
+    ApiKeyCreate,
+    ApiKeyRotate,
+    ApiKeyUpdate,
+    OrganizationCreate,
+    OrganizationUpdate,
+    PriceSet,
+    ProjectCreate,
+    ProjectUpdate,
+)
+from noria.gateway.schemas.anthropic import CountTokensRequest, MessagesRequest
 from noria.gateway.schemas.batches import BatchRequest
 from noria.gateway.schemas.chat import ChatRequest
 from noria.gateway.schemas.completions import CompletionRequest
@@ -22,6 +34,7 @@ from noria.gateway.schemas.responses import CompactRequest, InputTokensRequest, 
 from noria.gateway.schemas.scoring import RerankRequest, ScoreRequest
 from noria.gateway.schemas.strict import RequestBody
 from noria.gateway.schemas.tokenization import DetokenizeRequest, TokenizeChat, TokenizeText
+from noria.gateway.schemas.uploads import CompleteUploadRequest, UploadRequest
 from noria.version import __version__
 
 BODIES: Mapping[str, tuple[type[RequestBody], ...]] = {
@@ -33,6 +46,17 @@ BODIES: Mapping[str, tuple[type[RequestBody], ...]] = {
     "/v1/conversations/{conversation_id}": (ConversationChange,),
     "/v1/conversations/{conversation_id}/items": (ItemsRequest,),
     "/v1/embeddings": (EmbeddingRequest,),
+    "/v1/messages": (MessagesRequest,),
+    "/v1/messages/count_tokens": (CountTokensRequest,),
+    "/v1/organization": (OrganizationUpdate,),
+    "/v1/organization/admin_api_keys": (AdminKeyCreate,),
+    "/v1/organization/prices/{model}": (PriceSet,),
+    "/v1/organization/projects": (ProjectCreate,),
+    "/v1/organization/projects/{project_id}": (ProjectUpdate,),
+    "/v1/organization/projects/{project_id}/api_keys": (ApiKeyCreate,),
+    "/v1/organization/projects/{project_id}/api_keys/{key_id}": (ApiKeyUpdate,),
+    "/v1/organization/projects/{project_id}/api_keys/{key_id}/rotate": (ApiKeyRotate,),
+    "/v1/organizations": (OrganizationCreate,),
     "/v1/responses": (ResponseRequest,),
     "/v1/responses/input_tokens": (InputTokensRequest,),
     "/v1/responses/compact": (CompactRequest,),
@@ -41,10 +65,22 @@ BODIES: Mapping[str, tuple[type[RequestBody], ...]] = {
     "/v2/rerank": (RerankRequest,),
     "/v1/tokenize": (TokenizeText, TokenizeChat),
     "/v1/detokenize": (DetokenizeRequest,),
+    "/v1/uploads": (UploadRequest,),
+    "/v1/uploads/{upload_id}/complete": (CompleteUploadRequest,),
 }
 """By path, the schemas that a POST's JSON body is read with: one of them."""
 
-NO_JSON = frozenset(("/v1/batches/{batch_id}/cancel", "/v1/files", "/v1/responses/{response_id}/cancel"))
+NO_JSON = frozenset(
+    (
+        "/v1/admin/dead_letters/{letter_id}/requeue",
+        "/v1/batches/{batch_id}/cancel",
+        "/v1/files",
+        "/v1/organization/projects/{project_id}/archive",
+        "/v1/responses/{response_id}/cancel",
+        "/v1/uploads/{upload_id}/cancel",
+        "/v1/uploads/{upload_id}/parts",
+    )
+)
 """Paths whose POST takes no JSON body: none at all, or a form."""
 
 _ERROR = {
@@ -78,8 +114,11 @@ def document(app: FastAPI) -> dict[str, Any]:
         [(kind, "validation") for kind in kinds], ref_template="#/components/schemas/{model}"
     )
     schema_by_kind = {kind: references[kind, "validation"] for kind in kinds}
+    known = {name: _with_nulls(schema) for name, schema in definitions.get("$defs", {}).items()}
     for path, item in paths.items():
         for method, operation in item.items():
+            if path in _open_paths(app):
+                operation["security"] = []
             operation["responses"] = {"200": {"description": "The answer"}, "default": _ERROR}
             if method == "post" and path in BODIES:
                 schemas = [schema_by_kind[kind] for kind in BODIES[path]]
@@ -90,11 +129,31 @@ def document(app: FastAPI) -> dict[str, Any]:
         "info": {"title": "Noria", "version": __version__},
         "paths": dict(sorted(paths.items())),
         "components": {
-            "schemas": {**definitions.get("$defs", {}), "Error": _ERROR_SCHEMA},
+            "schemas": {**known, "Error": _ERROR_SCHEMA},
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
         "security": [{"key": []}],
     }
+
+
+def _with_nulls(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema with null for every field that may be absent: it means the same."""
+    required = schema.get("required", ())
+    properties = {
+        name: field if name in required or _takes_null(field) else {"anyOf": [field, {"type": "null"}]}
+        for name, field in schema.get("properties", {}).items()
+    }
+    return {**schema, "properties": properties} if properties else schema
+
+
+def _takes_null(field: Mapping[str, Any]) -> bool:
+    return field.get("type") == "null" or any(_takes_null(option) for option in field.get("anyOf", ()))
+
+
+def _open_paths(app: FastAPI) -> tuple[str, ...]:
+    """Those that need no key."""
+    probes = ("/healthz", "/readyz")
+    return (*probes, "/metrics") if app.state.services.settings.open_metrics else probes
 
 
 def _is_canonical(path: str, paths: Mapping[str, Any]) -> bool:

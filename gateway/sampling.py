@@ -60,6 +60,7 @@ def text_options(model: ServedModel, request: SamplingFields, *, logprobs: bool)
         include_stop=request.include_stop_str_in_output,
         min_tokens=request.min_tokens,
         end_ids=frozenset(ends),
+        stop_ids=frozenset(request.stop_token_ids).difference(eos),  # vLLM takes those for the model's own end
         logprobs=logprobs,
         token_ids=request.return_token_ids,
         spelled=frozenset() if request.skip_special_tokens else frozenset(model.tokenizer.control_tokens.values()),

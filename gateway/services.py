@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import msgspec
 
 from noria.engine.wire.broker import GatewayBroker
-from noria.engine.wire.messages import GenerationRequest, SamplingParams
+from noria.engine.wire.messages import GenerationRequest, ModelCard, SamplingParams
 from noria.engine.wire.record_store import RecordStore
 from noria.gateway.batches.register import BatchRegister
 from noria.gateway.choice import TextOptions
@@ -29,19 +29,39 @@ from noria.gateway.pump import FramePump
 from noria.gateway.sampling import seeds
 from noria.gateway.schemas.sampling import SamplingFields
 from noria.gateway.stored_completions import StoredCompletions
+from noria.gateway.tenancy.admission import Admission, Caller, Part, output_limit
+from noria.gateway.tenancy.tenancy import Tenancy
 from noria.gateway.tickets import Ticket, TicketOffice
+from noria.gateway.uploads import Uploads
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
     """Whom a request belongs to. `weight` is its share of a busy queue against other tenants'. It shares cached
     prefixes with the tenants of its `cache_group`, if it has one. With `queue` its requests wait in that class,
-    whatever they ask for."""
+    whatever they ask for. `caller` is who holds a stored key: for them limits are kept and usage is written down. In a
+    call of the gateway's own `charged_to` names the account whose call it is."""
 
     id: str = "default"
     weight: float = 1.0
     cache_group: str = ""
     queue: str | None = None
+    caller: Caller | None = None
+    charged_to: str = ""
+
+    @property
+    def account(self) -> str:
+        """How the ledger names it; empty: nothing is written down."""
+        return "" if self.caller is None else self.caller.principal.account
+
+    def may_use(self, card: ModelCard) -> bool:
+        return self.caller is None or self.caller.principal.may_use(card.id, card.aliases)
+
+    def check(self, card: ModelCard, service_class: str) -> None:
+        """Raises `Forbidden` for a model or a service tier that its key may not use."""
+        if self.caller is not None:
+            self.caller.principal.check_model(card.id, card.aliases)
+            self.caller.principal.check_tier(service_class)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +100,10 @@ class Services:
     lingering: Lingering
     drain: Drain
     files: Files
+    uploads: Uploads
     batches: BatchRegister
     completions: StoredCompletions
+    tenancy: Tenancy | None = None
 
     def generation(self, tenant: Tenant, question: Question, group: str, ticket: Ticket | None) -> Generation:
         """The answer's generation. Its requests are named after `group`. Nothing is sent before it is entered."""
@@ -90,7 +112,9 @@ class Services:
             return self.following(question.model, question.options, prompt_tokens, question.num_choices, group, ticket)
         names = _names(group, question.num_choices)
         requests = self._requests(tenant, question, names, logged=ticket is not None)
-        origin = Queued(self.broker, self.pump, question.model.card, requests, ticket)
+        parts = [Part(r.id, 0 if r.copy else len(r.prompt), r.sampling.max_tokens) for r in requests]
+        admission = self.admission(tenant, question.model.card.id, group, parts)
+        origin = Queued(self.broker, self.pump, question.model.card, requests, ticket, admission)
         backlog = self.settings.max_stream_backlog
         return self._generation(origin, question.model, question.options, prompt_tokens, names, ticket, backlog)
 
@@ -135,7 +159,9 @@ class Services:
     def _requests(
         self, tenant: Tenant, question: Question, names: Sequence[str], *, logged: bool
     ) -> list[GenerationRequest]:
-        fields, n = question.fields, question.fields.samples
+        fields, n, caller = question.fields, question.fields.samples, tenant.caller
+        service_class = tenant.queue or fields.service_class
+        tenant.check(question.model.card, service_class)
         deadline_ms = int((time.time() + self.settings.request_timeout) * 1000)
         drawn = seeds(fields.seed, len(question.prompts), n)
         return [
@@ -143,10 +169,10 @@ class Services:
                 id=names[place],
                 model=question.model.card.id,
                 prompt=question.prompts[place // n],
-                sampling=msgspec.structs.replace(question.params[place // n], seed=seed),
+                sampling=msgspec.structs.replace(_bounded(caller, question, place // n), seed=seed),
                 gateway=self.broker.boot_id,
                 tenant=tenant.id,
-                service_class=tenant.queue or fields.service_class,
+                service_class=service_class,
                 priority=fields.priority,
                 deadline_ms=deadline_ms,
                 cache_salt=fields.cache_salt or "",
@@ -154,9 +180,17 @@ class Services:
                 weight=tenant.weight,
                 logged=logged,
                 prediction=question.prediction,
+                account=tenant.account,
+                copy=place % n > 0,
             )
             for place, seed in enumerate(drawn)
         ]
+
+    def admission(self, tenant: Tenant, model: str, group: str, parts: Sequence[Part]) -> Admission | None:
+        """The way in for requests whose ids begin with `group`; None: no limits are kept for the tenant."""
+        if self.tenancy is None or tenant.caller is None:
+            return None
+        return self.tenancy.admission(tenant.caller, model, group, parts, in_batch=tenant.queue == "batch")
 
     def check_choices(self, num_prompts: int, n: int, param: str = "n") -> None:
         """Refuse a request for more choices than one client may occupy at once; `param` is what `n` is called."""
@@ -165,6 +199,23 @@ class Services:
             param = param if n > 1 else "prompt"
             message = f"Invalid '{param}': {num_prompts * n} choices are more than the {limit} allowed in one request."
             raise InvalidRequest(message, param=param, code="integer_above_max_value")
+
+
+def _bounded(caller: Caller | None, question: Question, place: int) -> SamplingParams:
+    """A prompt's parameters with no more output tokens than its caller's limits could ever let in."""
+    params = question.params[place]
+    if caller is None:
+        return params
+    num_input, explicit = sum(map(len, question.prompts)), question.fields.wanted_tokens is not None
+    most = output_limit(
+        caller.principal,
+        question.model.card.id,
+        params.max_tokens,
+        num_input,
+        question.num_choices,
+        is_explicit=explicit,
+    )
+    return msgspec.structs.replace(params, max_tokens=most, min_tokens=min(params.min_tokens, most))
 
 
 def _names(group: str, num_choices: int) -> list[str]:

@@ -20,6 +20,9 @@ from noria.gateway.tools import Function
 
 Form = dict[str, Any]
 
+MAX_CALLS = 16
+"""Forced calls in one answer at most: a small model that must call does not know when it has called enough."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Spelling:
@@ -49,8 +52,8 @@ _ANY_OBJECT = {"type": "object"}
 
 
 def forced_grammar(form: str, functions: Sequence[Function], *, many: bool, opened: bool | None, param: str) -> Grammar:
-    """Calls of these functions and nothing else, one or (`many`) more, behind thoughts if the model has any (`opened`:
-    it stands inside them already; None: it has none)."""
+    """Calls of these functions and nothing else, one or (`many`) up to `MAX_CALLS`, behind thoughts if it has any
+    (`opened`: the model stands inside them already; None: it has none)."""
     spelling = GRAMMAR_FORMATS[form]
     call = _either(
         [_sequence(_text(spelling.begin(f.name)), _arguments(f, spelling), _text(spelling.end)) for f in functions]
@@ -58,7 +61,7 @@ def forced_grammar(form: str, functions: Sequence[Function], *, many: bool, open
     parts = [] if opened is None else [_thoughts(opened=opened)]
     parts.append(call)
     if many:
-        parts.append({"type": "star", "content": _sequence(_text("\n"), call)})
+        parts.append({"type": "repeat", "min": 0, "max": MAX_CALLS - 1, "content": _sequence(_text("\n"), call)})
     return _grammar(_sequence(*parts), param)
 
 

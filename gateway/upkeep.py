@@ -51,6 +51,9 @@ class Upkeep:
         await self._connect()
         self._tasks.append(asyncio.create_task(_for_ever("frame pump", self._services.pump.run), name="frame pump"))
         self._tasks.append(asyncio.create_task(_for_ever("background", self._background.run), name="background"))
+        tenancy = self._services.tenancy
+        if tenancy is not None:
+            self._tasks.append(asyncio.create_task(_for_ever("books", tenancy.run), name="books"))
         if self._services.settings.batch_concurrency:
             self._batches.append(asyncio.create_task(self._dispatch.run(), name="batches"))
         await _for_ever("upkeep", self._tend)

@@ -6,6 +6,7 @@ All or nothing: the first that fails cancels the others. Knows no endpoint's sha
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 import secrets
 import sys
@@ -21,6 +22,7 @@ from noria.gateway.errors import SHUTTING_DOWN, DeadlineExpired, EngineFault, Ga
 from noria.gateway.model_directory import ServedModel
 from noria.gateway.origin import Queued
 from noria.gateway.services import Services, Tenant
+from noria.gateway.tenancy.admission import Part
 
 T = TypeVar("T")
 
@@ -50,26 +52,35 @@ async def vectors(
     """What `shape` makes of each prompt's place and vector (not normalised), called as they come; in the prompts'
     order. Raises a `GatewayError`."""
     services.directory.require_live(model)
+    service_class = tenant.queue or "default"
+    tenant.check(model.card, service_class)
     deadline = time.time() + services.settings.request_timeout
-    group = secrets.token_hex(14)
+    group = f"embd-{secrets.token_hex(14)}"
+    names = [f"{group}-{place}" for place in range(len(prompts))]
+    parts = [Part(name, len(prompt), 0) for name, prompt in zip(names, prompts, strict=True)]
+    admission, queued = services.admission(tenant, model.card.id, group, parts), set[str]()
+    if admission is not None:
+        await admission.admit()
     shaped: dict[int, T] = {}
     places = iter(range(len(prompts)))
 
     async def work() -> None:
         for place in places:
             request = GenerationRequest(
-                id=f"embd-{group}-{place}",
+                id=names[place],
                 model=model.card.id,
                 prompt=prompts[place],
                 sampling=SamplingParams(max_tokens=0),
                 gateway=services.broker.boot_id,
                 tenant=tenant.id,
-                service_class=tenant.queue or "default",
+                service_class=service_class,
                 priority=priority,
                 deadline_ms=int(deadline * 1000),
                 weight=tenant.weight,
                 pooling=model.card.pooling,
+                account=tenant.account,
             )
+            queued.add(request.id)
             shaped[place] = shape(place, await _one(services, model, request))
 
     workers = [asyncio.ensure_future(work()) for _ in range(min(AT_ONCE, len(prompts)))]
@@ -81,6 +92,10 @@ async def vectors(
         raise DeadlineExpired(f"The request was not done within {seconds:g} seconds.") from None
     finally:
         await cancel_and_wait(*workers)
+        if admission is not None:
+            admission.over()
+            never = [name for name in names if name not in queued]
+            services.pump.errand("withdrawal", functools.partial(admission.withdraw, never))
         done = sum(len(prompts[place]) for place in shaped)
         services.metrics.prompt_tokens.labels(model.card.id).inc(done)
     return [shaped[place] for place in range(len(prompts))]
@@ -103,7 +118,7 @@ async def _one(services: Services, model: ServedModel, request: GenerationReques
     finally:
         origin.leave()
         if not waiting.ended:
-            origin.cancel((request.id,))
+            origin.cancel({request.id: 0})
 
 
 class _Waiting:

@@ -13,7 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from noria.kernels import torch_attention
+from noria.kernels.layers import run_layers
 from noria.kernels.layout import RaggedLayout
+from noria.kernels.ops import LayerWeights
 from noria.kernels.pools import KVPools
 from noria.kernels.torch_attention import AttentionPlan
 from noria.kernels.weights import Weight, as_floats
@@ -86,7 +88,9 @@ class TorchOps:
             head_dim=head_dim,
         )
 
-    def plan_step(self, layout: RaggedLayout, positions: Tensor, angles: Tensor, kv: KVPools, scale: float) -> StepPlan:
+    def plan_step(
+        self, layout: RaggedLayout, positions: Tensor, angles: Tensor, kv: KVPools, num_heads: int, scale: float
+    ) -> StepPlan:
         cos, sin = angles.index_select(0, positions).chunk(2, dim=1)
         return StepPlan(layout, torch_attention.plan_attention(layout, kv.keys[0]), cos, sin, scale)
 
@@ -110,6 +114,12 @@ class TorchOps:
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate).mul_(up)
+
+    def pack_layers(self, layers: Sequence[LayerWeights]) -> list[LayerWeights]:
+        return list(layers)
+
+    def run_layers(self, x: Tensor, layers: list[LayerWeights], eps: float, kv: KVPools, plan: StepPlan) -> Tensor:
+        return run_layers(self, x, layers, eps, kv, plan)
 
 
 def write_kv(k: Tensor, v: Tensor, k_pool: Tensor, v_pool: Tensor, slot_mapping: Tensor) -> None:

@@ -25,9 +25,14 @@ _INTRODUCTION = """# The API
 Made by `python -m noria.api_page` from the routes and schemas that requests are read with; a test compares.
 
 Every path also answers without `/v1`, with a doubled `/v1`, with a trailing slash, and under Azure's `/openai/v1/…` and
-`/openai/deployments/{model}/…` (key in `api-key`). HEAD answers like GET, OPTIONS tells the methods. Bodies may be gzip
-or deflate. A field that is not listed is refused with a 400 that names it, and so are those listed as refused. `null`
-counts as absent. Fields that are no part of OpenAI's API are marked *ext*.
+`/openai/deployments/{model}/…`. The key is in `Authorization: Bearer`, else in Azure's `api-key` or Anthropic's
+`x-api-key`. HEAD answers like GET, OPTIONS tells the methods. Bodies may be gzip or deflate. A field that is not listed
+is refused with a 400 that names it, and so are those listed as refused. `null` counts as absent. Fields that are no
+part of OpenAI's API are marked *ext*. `/v1/messages` is Anthropic's dialect ([messages.md](messages.md)).
+
+Answers have OpenAI's fields. Beside them, a choice of chat completions and completions that has ended has vLLM's
+`stop_reason`: the stop string that was found, or the id in `stop_token_ids`; null where the model itself came to an
+end, or its tokens did.
 """
 
 

@@ -94,8 +94,10 @@ class LogLines:
         pass
 
 
-def ready_text(base_url: str, model: str, key: str | None, key_file: str) -> str:
-    """The text printed once requests can be answered. `key` is None for one that the user gave: it is not repeated."""
+def ready_text(base_url: str, model: str, key: str | None, key_file: str, admin_key: str | None = None) -> str:
+    """The text printed once requests can be answered. `key` is None for one that the user gave: it is not repeated.
+    `admin_key` is what there is to say of the admin key; None: nothing."""
+    admin = f"\n  Admin key  {admin_key}" if admin_key else ""
     shown = key or "YOUR_KEY"
     origin = f"{key}   (kept in {key_file})" if key else "as given"
     question = "What is the capital of France?"
@@ -103,7 +105,7 @@ def ready_text(base_url: str, model: str, key: str | None, key_file: str) -> str
 Noria {__version__} serves {model}
 
   Base URL   {base_url}
-  API key    {origin}
+  API key    {origin}{admin}
 
 curl {base_url}/chat/completions \\
   -H "Authorization: Bearer {shown}" -H "Content-Type: application/json" \\

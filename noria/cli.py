@@ -1,4 +1,5 @@
-"""The `noria` command: `serve`, `gateway`, `engine`, `queue`, `models`, `simulate`, `trace`.
+"""The `noria` command: `serve`, `gateway`, `engine`, `queue`, `top`, `doctor`, `config`, `models`, `simulate`, `trace`,
+and those about tenants.
 
 Exit codes: 0 done or stopped as asked; 1 something around it failed (a port in use, a store out of reach), the same
 command may work later; 2 it cannot work as asked (an option, the model, the memory); 130 stopped by force.
@@ -8,11 +9,13 @@ The one place where imports stand inside functions: each command loads what it n
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 
@@ -38,6 +41,10 @@ RedisUrl = Annotated[
         help="Use this store; without it an embedded one is started. (NORIA_REDIS_URL)", rich_help_panel="Serve"
     ),
 ]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option("--config", metavar="FILE", help="Settings as TOML, beneath options and environment. (NORIA_CONFIG)"),
+]
 ApiKey = Annotated[
     str | None,
     typer.Option(
@@ -52,9 +59,11 @@ def serve(
     redis_url: RedisUrl = None,
     api_key: ApiKey = None,
     state_dir: StateDir = None,
+    config: ConfigFile = None,
     **given: Any,
 ) -> int:
     """Serve a model: store, engine and gateway in one command, until Ctrl-C."""
+    _read_settings_from(config)
     from noria.engine.config import EngineConfig
     from noria.gateway.config import GatewaySettings
     from noria.options import build
@@ -70,8 +79,9 @@ def serve(
         _fail(str(error), error.code)
 
 
-def gateway(**given: Any) -> int:
+def gateway(config: ConfigFile = None, **given: Any) -> int:
     """Run a gateway alone; engines serve it through the same store."""
+    _read_settings_from(config)
     from noria.gateway.config import GatewaySettings
     from noria.options import build
 
@@ -81,15 +91,16 @@ def gateway(**given: Any) -> int:
     return run(settings)
 
 
-def engine(model: ModelArgument = None, **given: Any) -> int:
+def engine(model: ModelArgument = None, config: ConfigFile = None, **given: Any) -> int:
     """Run an engine alone; gateways reach it through the same store."""
+    _read_settings_from(config)
     from noria.engine.config import EngineConfig
     from noria.options import build
 
-    config = build(EngineConfig, _given(model=model, **given))
+    settings = build(EngineConfig, _given(model=model, **given))
     from noria.engine.server import run
 
-    return run(config)
+    return run(settings)
 
 
 def queue(
@@ -105,10 +116,86 @@ def queue(
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
     """Show what waits, who runs it, and what was given up; manage dead letters."""
-    from noria.queue import CannotShow, queue_command
+    from noria.queue import queue_command
+    from noria.store_address import CannotShow
 
     try:
         return queue_command(words or [], redis_url, state_dir, as_json=json)
+    except CannotShow as error:
+        _fail(str(error), error.code)
+
+
+def apply(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="YAML: organizations, projects, keys, prices.")],
+    plan: Annotated[bool, typer.Option("--plan", help="Show what would be done, and do nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Archive projects and revoke keys that the file does not name.")
+    ] = False,
+    redis_url: Annotated[
+        str | None,
+        typer.Option(help="The store; else that of the noria serve that runs here. (NORIA_REDIS_URL)"),
+    ] = None,
+    state_dir: Annotated[Path | None, typer.Option(help="State folder of the noria serve to act on.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, and do not ask.")] = False,
+) -> int:
+    """Make tenants what a file declares: plan, show, apply."""
+    from noria.apply import apply_command
+
+    return apply_command(
+        file, only_plan=plan, yes=yes, prune=prune, as_json=json, redis_url=redis_url, state_dir=state_dir
+    )
+
+
+def doctor(
+    model: ModelArgument = None,
+    redis_url: Annotated[
+        str | None, typer.Option(help="The store; else that of the noria serve that runs here. (NORIA_REDIS_URL)")
+    ] = None,
+    state_dir: StateDir = None,
+    config: ConfigFile = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> int:
+    """Look for what is wrong with settings, store, model and machine, and say what to do about it."""
+    _read_settings_from(config)
+    from noria.doctor import doctor
+    from noria.doctor_checks import EngineCheck, all_checks
+
+    engine_check: EngineCheck | None = None
+    with contextlib.suppress(ModuleNotFoundError):  # an installation of the gateway alone
+        from noria.engine_checks import check_engine
+
+        engine_check = check_engine
+    return doctor(all_checks(_given(model=model, redis_url=redis_url), state_dir, engine_check), as_json=json)
+
+
+def config(
+    word: Annotated[Literal["check", "show"], typer.Argument(help="check: is it sound; show: what it comes to.")],
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", help="Settings as TOML. (NORIA_CONFIG)", show_default=False)
+    ] = None,
+) -> int:
+    """Check a configuration file, or show what it and the environment come to."""
+    _read_settings_from(file)
+    from noria.config_file import check, show
+
+    return check() if word == "check" else show()
+
+
+def top(
+    redis_url: Annotated[
+        str | None, typer.Option(help="The store; else that of the noria serve that runs here. (NORIA_REDIS_URL)")
+    ] = None,
+    state_dir: Annotated[Path | None, typer.Option(help="State folder of the noria serve to look at.")] = None,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Show one look, after one interval, and end.")] = False,
+) -> int:
+    """Watch models, queues, engines and tenants live, until Ctrl-C."""
+    from noria.store_address import CannotShow, store_url
+    from noria.top import top
+
+    try:
+        return top(store_url(redis_url, state_dir), interval, once=once)
     except CannotShow as error:
         _fail(str(error), error.code)
 
@@ -145,8 +232,8 @@ def trace(**given: Any) -> int:
     return trace_command(**given)
 
 
-OWN_OPTIONS = frozenset({"model", "redis_url", "api_key", "progress_fd"})
-"""Fields that `serve` words itself, or that are between it and its children."""
+OWN_OPTIONS = frozenset({"model", "redis_url", "redis_password", "api_key", "progress_fd"})
+"""Fields that `serve` words itself, that no command line should show, or that are between it and its children."""
 
 
 def _serve_parameters() -> list[inspect.Parameter]:
@@ -161,14 +248,14 @@ def _gateway_parameters() -> list[inspect.Parameter]:
     from noria.gateway.config import GatewaySettings
     from noria.options import Panel, parameters
 
-    return parameters(Panel("Gateway", GatewaySettings))
+    return parameters(Panel("Gateway", GatewaySettings, frozenset({"redis_password"})))
 
 
 def _engine_parameters() -> list[inspect.Parameter]:
     from noria.engine.config import EngineConfig
     from noria.options import Panel, parameters
 
-    return parameters(Panel("Engine", EngineConfig, skip=frozenset({"model", "progress_fd"})))
+    return parameters(Panel("Engine", EngineConfig, frozenset({"model", "redis_password", "progress_fd"})))
 
 
 def _simulate_parameters() -> list[inspect.Parameter]:
@@ -188,11 +275,25 @@ COMMANDS: dict[Callable[..., int | None], Callable[[], list[inspect.Parameter]] 
     gateway: _gateway_parameters,
     engine: _engine_parameters,
     queue: None,
+    doctor: None,
+    config: None,
+    top: None,
     models: None,
+    apply: None,
     simulate: _simulate_parameters,
     trace: _trace_parameters,
 }
 """Each command, and how to find the options that it takes from settings classes."""
+
+
+GROUPS = {
+    "orgs": "Organizations.",
+    "projects": "Projects of an organization.",
+    "keys": "API keys of projects, and the first admin key.",
+    "limits": "Limits of organizations, projects and keys.",
+    "usage": "What was used, and the ledger of requests.",
+}
+"""Commands with commands of their own, which stand in `noria.tenants` and `noria.usage`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -213,7 +314,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         )
     except Exception as error:
         from noria.options import BadSetting
+        from noria.store_address import CannotShow
 
+        if isinstance(error, CannotShow):
+            _fail(str(error), error.code)
         if not isinstance(error, BadSetting):
             raise
         _fail(str(error), EXIT_CONFIGURATION)
@@ -243,7 +347,16 @@ def _app(arguments: Sequence[str]) -> typer.Typer:
             app.command()(_with_parameters(command, []))
         else:
             app.command()(command)
+    for group, text in GROUPS.items():
+        app.add_typer(_group(group) if group == named else typer.Typer(help=text), name=group)
     return app
+
+
+def _group(name: str) -> typer.Typer:
+    from noria.tenants import GROUPS as groups
+    from noria.usage import usage
+
+    return {**groups, "usage": usage}[name]
 
 
 def _with_parameters(command: Callable[..., int | None], more: list[inspect.Parameter]) -> Callable[..., int | None]:
@@ -262,6 +375,12 @@ def _with_parameters(command: Callable[..., int | None], more: list[inspect.Para
     run.__signature__ = inspect.Signature(fixed + more)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in fixed + more}
     return run
+
+
+def _read_settings_from(config: Path | None) -> None:
+    """Told through the environment, so that the children of `serve` read the same file."""
+    if config is not None:
+        os.environ["NORIA_CONFIG"] = str(config.expanduser().absolute())
 
 
 def _given(**options: Any) -> dict[str, Any]:

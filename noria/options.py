@@ -14,11 +14,13 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 import typer
 from pydantic import AliasChoices, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings
+from pydantic_settings import BaseSettings, SettingsError
+
+from noria.engine.wire.settings import CONFIG_VARIABLE
 
 Settings = TypeVar("Settings", bound=BaseSettings)
 
-ENVIRONMENT_ONLY = frozenset({"redis_url", "api_key"})
+ENVIRONMENT_ONLY = frozenset({"redis_url", "redis_password", "api_key", "key_pepper"})
 """Fields that may hold a secret: handed to a child process through its environment, never through its arguments,
 which every user of the machine can read."""
 
@@ -62,17 +64,20 @@ def parameters(*panels: Panel) -> list[Parameter]:
 
 
 def build(settings: type[Settings], given: Mapping[str, Any]) -> Settings:
-    """The settings from options, then the environment, then defaults. `given` may hold other classes' fields too.
+    """The settings from options, then the environment, then the file, then defaults. `given` may hold other classes'
+    fields too.
 
     Raises BadSetting for the first value that does not fit.
     """
     chosen = only(settings, given)
     try:
         return settings(**{_key(settings, name): value for name, value in chosen.items()})
+    except SettingsError as error:
+        raise BadSetting(str(error)) from None
     except ValidationError as error:
         first = error.errors()[0]
         name = _field_named(settings, str(first["loc"][0]))
-        where = flag(name) if name in chosen else _variable(settings, name)
+        where = flag(name) if name in chosen else _origin(settings, name)
         message = first["msg"].removeprefix("Value error, ")
         quoted = name in ENVIRONMENT_ONLY or repr(first["input"]) in message
         value = "" if quoted else f", not {first['input']!r}"
@@ -98,8 +103,13 @@ def as_arguments(settings: type[BaseSettings], given: Mapping[str, Any]) -> list
 
 
 def in_environment(settings: type[BaseSettings], name: str) -> bool:
-    """True if the environment sets this field."""
-    return _variable(settings, name) in os.environ
+    """True if the environment, or a file that it names, sets this field. Raises BadSetting."""
+    return name in build(settings, {}).model_fields_set
+
+
+def variables(settings: type[BaseSettings]) -> set[str]:
+    """Every environment variable that the class reads."""
+    return {_variable(settings, name) for name in settings.model_fields}
 
 
 def _option(name: str, info: FieldInfo, title: str, variables: list[str]) -> Any:
@@ -119,6 +129,15 @@ def _plain_type(info: FieldInfo) -> Any:
     if get_origin(annotation) is Literal and all(isinstance(choice, str) for choice in get_args(annotation)):
         return annotation
     return annotation if annotation in (bool, int, float) else str
+
+
+def _origin(settings: type[BaseSettings], name: str) -> str:
+    """How a person names the place that a field's value came from, where it was no option."""
+    variable = _variable(settings, name)
+    config = os.environ.get(CONFIG_VARIABLE)
+    if variable in os.environ or f"{variable}_FILE" in os.environ or not config:
+        return variable
+    return f"{config}: [{getattr(settings, 'table', '')}] {name}"
 
 
 def _aliases(info: FieldInfo) -> list[str]:

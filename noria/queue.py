@@ -9,37 +9,25 @@ import asyncio
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from noria.embedded_store import StoreError, default_state_dir, running_store
-from noria.engine.config import EngineConfig
 from noria.engine.wire.broker import BrokerUnavailable, QueueFull
 from noria.engine.wire.queue_view import DeadLetter, NoSuchLetter, PoolView, QueueView, open_view
-from noria.options import build, in_environment
+from noria.gateway.schemas.operations import died, shown_letter, shown_pool
+from noria.store_address import CannotShow, store_url
 from noria.supervisor import EXIT_CONFIGURATION, EXIT_FAILED
 
 TOP_TENANTS = 10
 USAGE = "noria queue, or: noria queue dead list | show ID | requeue ID | drop ID"
 
 
-class CannotShow(Exception):
-    """Why there is nothing to show: one line for a person, and the exit code."""
-
-    def __init__(self, message: str, code: int) -> None:
-        super().__init__(message)
-        self.code = code
-
-
 def queue_command(words: Sequence[str], redis_url: str | None, state_dir: Path | None, *, as_json: bool) -> int:
     """Run `noria queue WORDS`; returns the exit code. Raises CannotShow."""
-    url = _url(redis_url, state_dir)
+    url = store_url(redis_url, state_dir)
     try:
         with open_view(url) as view:
             return _run(list(words), view, as_json)
@@ -57,13 +45,13 @@ def _run(words: list[str], view: QueueView, as_json: bool) -> int:
     match words:
         case []:
             pools = view.pools()
-            _print_json([_plain(asdict(pool)) for pool in pools]) if as_json else _show_pools(pools)
+            _print_json([shown_pool(pool) for pool in pools]) if as_json else _show_pools(pools)
         case ["dead"] | ["dead", "list"]:
             letters = view.dead_letters()
-            _print_json([_fields(letter) for letter in letters]) if as_json else _show_letters(letters)
+            _print_json([shown_letter(letter) for letter in letters]) if as_json else _show_letters(letters)
         case ["dead", "show", letter_id]:
             letter = view.find(letter_id)
-            _print_json(_fields(letter, whole=True)) if as_json else _show_letter(letter)
+            _print_json(shown_letter(letter, whole=True)) if as_json else _show_letter(letter)
         case ["dead", "requeue", letter_id]:
             letter = view.find(letter_id)
             asyncio.run(view.requeue(letter))
@@ -75,22 +63,6 @@ def _run(words: list[str], view: QueueView, as_json: bool) -> int:
         case _:
             raise CannotShow(f"unknown: {' '.join(words)}; usage: {USAGE}", EXIT_CONFIGURATION)
     return 0
-
-
-def _url(redis_url: str | None, state_dir: Path | None) -> str:
-    """The one given, else the environment's, else the store of a `noria serve` that runs here, else the default."""
-    if redis_url is not None:
-        return redis_url
-    if state_dir is not None or not in_environment(EngineConfig, "redis_url"):
-        try:
-            found = running_store((state_dir or default_state_dir()).expanduser().absolute())
-        except (StoreError, OSError):
-            found = None
-        if found is not None:
-            return found
-        if state_dir is not None:
-            raise CannotShow(f"no store runs in the state folder {state_dir}", EXIT_FAILED)
-    return build(EngineConfig, {}).redis_url
 
 
 # --- for people -------------------------------------------------------------------------------------------------------
@@ -151,51 +123,19 @@ def _show_letters(letters: list[DeadLetter]) -> None:
     table = _table("ID", "MODEL", "TENANT", "DIED", "ATTEMPTS", "ERROR", numbers=("ATTEMPTS",))
     for letter in letters:
         tenant = letter.request.tenant if letter.request else "?"
-        table.add_row(letter.request_id, letter.model, tenant, _when(letter), str(letter.attempts), letter.error)
+        table.add_row(letter.request_id, letter.model, tenant, died(letter), str(letter.attempts), letter.error)
     _console().print(table)
 
 
 def _show_letter(letter: DeadLetter) -> None:
     table = _table("", "")
     table.show_header = False
-    for name, value in _fields(letter, whole=True).items():
+    for name, value in shown_letter(letter, whole=True).items():
         table.add_row(name, value if isinstance(value, str) else json.dumps(value))
     _console().print(table)
 
 
-def _when(letter: DeadLetter) -> str:
-    return datetime.fromtimestamp(letter.at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
-
-
 # --- for programs -----------------------------------------------------------------------------------------------------
-
-
-def _fields(letter: DeadLetter, *, whole: bool = False) -> dict[str, Any]:
-    """A letter's fields. The prompt, which may be private, only where the whole is asked for."""
-    fields: dict[str, Any] = {
-        "id": letter.request_id,
-        "model": letter.model,
-        "entry": letter.entry,
-        "died": _when(letter),
-        "attempts": letter.attempts,
-        "engines": letter.engines,
-        "error": letter.error,
-    }
-    if letter.request is not None:
-        request = letter.request
-        fields |= {"tenant": request.tenant, "class": request.service_class, "prompt_tokens": len(request.prompt)}
-        fields["max_tokens"] = request.sampling.max_tokens
-        if whole:
-            fields |= {"prompt": request.prompt, "sampling": msgspec.to_builtins(request.sampling)}
-    return fields
-
-
-def _plain(record: dict[str, Any]) -> dict[str, Any]:
-    """With the engines' figures, which are records of the wire, as plain values."""
-    for engine in record["engines"]:
-        engine["stats"] = msgspec.to_builtins(engine["stats"])
-        engine["lease_seconds"] = round(engine["lease_seconds"], 3)
-    return record
 
 
 def _print_json(value: Any) -> None:

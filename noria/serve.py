@@ -5,6 +5,7 @@ Knows the three roles and how they find each other; not how any of them works.
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import os
@@ -26,7 +27,10 @@ from noria.engine.models.source import resolve
 from noria.engine.wire import logs
 from noria.engine.wire.connection import BrokerUnavailable, Store
 from noria.gateway.config import GatewaySettings
+from noria.gateway.errors import GatewayError
+from noria.gateway.tenancy.bootstrap import WrongPepper, bootstrap, has_admin
 from noria.options import as_arguments, build, in_environment
+from noria.store_address import PEPPER_FILE
 from noria.supervisor import EXIT_CONFIGURATION, EXIT_FAILED, Supervisor
 
 ENGINE_MARGIN = 15.0  # on top of the engine's own time to drain: to end an iteration and hand its requests back
@@ -57,6 +61,7 @@ def serve(given: Mapping[str, Any], state_dir: Path | None) -> int:
         raise CannotStart(str(error), EXIT_CONFIGURATION) from None
     folder = (state_dir or default_state_dir()).expanduser().absolute()
     key, key_file = (None, folder) if gateway.api_keys else _kept_key(folder)
+    pepper = gateway.key_pepper.get_secret_value() or _kept_pepper(folder)
     given_url = "redis_url" in given or in_environment(EngineConfig, "redis_url")
     if given_url:
         _check_redis(engine.redis_url)
@@ -77,11 +82,17 @@ def serve(given: Mapping[str, Any], state_dir: Path | None) -> int:
         store,
         redis_url=store.url if store else engine.redis_url,
         api_key=key or gateway.api_key.get_secret_value(),
+        key_pepper=pepper,
         engine_stop_seconds=engine.drain_timeout + ENGINE_MARGIN,
         gateway_stop_seconds=gateway.shutdown_timeout + GATEWAY_MARGIN,
     )
     announce = _Announcement(address, gateway.api_keys[0] if key is None else key, screen.say)
-    announce.text = lambda served: ready_text(address.base_url, served or model, key, str(key_file))
+
+    def text(served: str | None) -> str:
+        admin = first_admin_key(store.url if store else engine.redis_url, pepper)
+        return ready_text(address.base_url, served or model, key, str(key_file), admin)
+
+    announce.text = text
 
     def tick() -> None:
         screen.tick()
@@ -104,11 +115,13 @@ def _specs(
     *,
     redis_url: str,
     api_key: str,
+    key_pepper: str,
     engine_stop_seconds: float,
     gateway_stop_seconds: float,
 ) -> list[ChildSpec]:
     # Addresses and keys go through the environment: arguments can be read by every user of the machine.
-    shared = {name: value for name, value in os.environ.items() if name not in ("NORIA_API_KEY", "NORIA_PROGRESS_FD")}
+    own = ("NORIA_API_KEY", "NORIA_KEY_PEPPER", "NORIA_PROGRESS_FD")
+    shared = {name: value for name, value in os.environ.items() if name not in own}
     shared |= {"NORIA_REDIS_URL": redis_url, "PYTHONUNBUFFERED": "1"}
     noria = [sys.executable, "-m", "noria"]
     engine_options = {name: value for name, value in given.items() if name != "model"}
@@ -145,7 +158,7 @@ def _specs(
         ChildSpec(
             name="gateway",
             argv=[*noria, "gateway", *as_arguments(GatewaySettings, given)],
-            env={**shared, "NORIA_API_KEY": api_key},
+            env={**shared, "NORIA_API_KEY": api_key, "NORIA_KEY_PEPPER": key_pepper},
             stop_seconds=gateway_stop_seconds,
             on_error_line=lines_of("gateway"),
         )
@@ -215,6 +228,20 @@ def _reason(body: bytes) -> str:
         return body.decode(errors="replace").strip()[:200]
 
 
+def first_admin_key(redis_url: str, pepper: str) -> str | None:
+    """A line about the first admin key: the key itself on a terminal, for this once; None where there was one. What is
+    no terminal may be a log, and no key belongs there."""
+    try:
+        if not sys.stdout.isatty():
+            return None if asyncio.run(has_admin(redis_url, pepper)) else "none yet: noria keys bootstrap makes it"
+        made = asyncio.run(bootstrap(redis_url, pepper))
+    except WrongPepper as error:
+        return f"{error}: give it in NORIA_KEY_PEPPER"
+    except (BrokerUnavailable, GatewayError) as error:
+        return f"not made ({error}); noria keys bootstrap makes it"
+    return None if made is None else f"{made}   (for the admin API; shown this once)"
+
+
 def _free_port(host: str, port: int) -> int:
     """The port itself if it can be listened on; for 0 one that can."""
     try:
@@ -235,20 +262,30 @@ def _free_port(host: str, port: int) -> int:
 
 def _kept_key(folder: Path) -> tuple[str, Path]:
     """The generated key of this state folder, the same at every start."""
-    path = folder / "api-key"
+    return _kept(folder, "api-key", lambda: f"sk-noria-{secrets.token_urlsafe(24)}")
+
+
+def _kept_pepper(folder: Path) -> str:
+    """What the digests of stored keys are made with."""
+    return _kept(folder, PEPPER_FILE, lambda: secrets.token_urlsafe(48))[0]
+
+
+def _kept(folder: Path, name: str, make: Callable[[], str]) -> tuple[str, Path]:
+    """A secret of the state folder that is made once."""
+    path = folder / name
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if path.exists() and (kept := path.read_text().strip()):
             return kept, path
-        key = f"sk-noria-{secrets.token_urlsafe(24)}"
-        fresh = folder / f"api-key.{os.getpid()}"
+        made = make()
+        fresh = folder / f"{name}.{os.getpid()}"
         fresh.unlink(missing_ok=True)
         with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(key + "\n")
+            file.write(made + "\n")
         fresh.replace(path)
     except OSError as error:
         raise CannotStart(f"The state folder {folder} cannot be used: {error.strerror}", EXIT_FAILED) from None
-    return key, path
+    return made, path
 
 
 def _open_store(folder: Path) -> EmbeddedStore:

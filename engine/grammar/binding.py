@@ -33,20 +33,27 @@ class GrammarError(ValueError):
         self.until = until
 
 
+class GrammarsUnavailable(RuntimeError):
+    """No grammar can be compiled here, whatever it says: the operator's to mend."""
+
+
 @functools.cache
 def core() -> Any:
-    """The library's own classes."""
+    """The library's own classes. Raises GrammarsUnavailable where it, or what it stands on, is not installed."""
     name = "xgrammar"
     if name not in sys.modules:
         spec = importlib.util.find_spec(name)
         if spec is None or spec.submodule_search_locations is None:
-            raise ImportError("structured outputs need xgrammar: pip install 'noria[engine]'")
+            raise GrammarsUnavailable("structured outputs need xgrammar, which is not installed on this server")
         package = types.ModuleType(name)
         package.__path__ = list(spec.submodule_search_locations)
         package.__spec__ = spec
         sys.modules[name] = package
-    importlib.import_module("xgrammar.load_binding")
-    return importlib.import_module("xgrammar.tvm_ffi_binding._ffi_api")
+    try:
+        importlib.import_module("xgrammar.load_binding")
+        return importlib.import_module("xgrammar.tvm_ffi_binding._ffi_api")
+    except (ImportError, OSError) as error:
+        raise GrammarsUnavailable(f"structured outputs need xgrammar, which cannot be loaded here: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,8 @@ class Grammars:
         return self._setup.seconds
 
     def compile(self, grammar: Grammar) -> Future[CompiledGrammar]:
-        """The compiled grammar to come. Its exception is a GrammarError with a message for the client."""
+        """The compiled grammar to come. Its exception is a GrammarError with a message for the client, or
+        GrammarsUnavailable."""
         key = (grammar.kind, grammar.text)
         known = self._cache.get(key)
         if known is not None and not _outlived(known):
@@ -144,7 +145,9 @@ def _num_bytes(future: Future[CompiledGrammar]) -> int:
 
 def _outlived(future: Future[CompiledGrammar]) -> bool:
     error = future.exception() if future.done() and not future.cancelled() else None
-    return isinstance(error, GrammarError) and error.until is not None and error.until < time.monotonic()
+    if isinstance(error, GrammarError):
+        return error.until is not None and error.until < time.monotonic()
+    return error is not None
 
 
 def _be_nice() -> None:

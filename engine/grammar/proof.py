@@ -24,7 +24,7 @@ class Setup(msgspec.Struct, frozen=True):
 
 class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
     """The answer to a `Grammar`: `refusal` says what is wrong with it, None that it is good. The answer to `Setup` has
-    xgrammar's tables of the tokenizer, as `binding.read_tables` reads them."""
+    xgrammar's tables of the tokenizer, as `binding.read_tables` reads them, or says why there can be none."""
 
     refusal: str | None = None
     tables: list[str] = []

@@ -12,6 +12,7 @@ import sys
 from typing import IO, BinaryIO, cast
 
 from noria.engine.grammar import proof
+from noria.engine.grammar.binding import GrammarsUnavailable
 from noria.engine.wire.messages import Grammar
 
 START_SECONDS = 60.0
@@ -31,10 +32,10 @@ class Prover:
         self._process: subprocess.Popen[bytes] | None = None
 
     def refusal(self, grammar: Grammar) -> str | None:
-        """What is wrong with `grammar`, None if it is good. Raises NotProven."""
+        """What is wrong with `grammar`, None if it is good. Raises NotProven and GrammarsUnavailable."""
         limit = self._setup.seconds
+        process = self._ready()
         try:
-            process = self._ready()
             proof.send(_pipe(process.stdin), grammar)
             return self._verdict(process, limit).refusal
         except TimeoutError:
@@ -61,8 +62,16 @@ class Prover:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
             )
-            proof.send(_pipe(self._process.stdin), self._setup)
-            self.tables = self._verdict(self._process, START_SECONDS).tables
+            try:
+                proof.send(_pipe(self._process.stdin), self._setup)
+                verdict = self._verdict(self._process, START_SECONDS)
+            except (TimeoutError, EOFError, OSError):
+                self.kill()
+                raise GrammarsUnavailable("the process that compiles grammars does not start on this server") from None
+            if verdict.refusal is not None:
+                self.kill()
+                raise GrammarsUnavailable(verdict.refusal)
+            self.tables = verdict.tables
         return self._process
 
     def _verdict(self, process: subprocess.Popen[bytes], seconds: float) -> proof.Verdict:

@@ -34,7 +34,10 @@ def main() -> None:
     sys.modules["torch"] = None  # type: ignore[assignment]  # xgrammar's binding would load it if it could
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     setup = proof.decode_setup(proof.receive(requests))
-    tables = _tables(setup)
+    try:
+        tables = _tables(setup)
+    except binding.GrammarsUnavailable as error:
+        return proof.send(answers, proof.Verdict(str(error)))
     compilers = binding.new_compilers(tables)
     _set_limits(setup.num_bytes)
     proof.send(answers, proof.Verdict(tables=[str(table.serialize_json()) for table in tables]))

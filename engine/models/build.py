@@ -11,10 +11,10 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from noria.engine.models.decoder import DecoderWeights, LayerWeights
+from noria.engine.models.decoder import DecoderWeights
 from noria.engine.models.errors import ModelError
 from noria.engine.models.spec import ModelSpec
-from noria.kernels.ops import Ops
+from noria.kernels.ops import LayerWeights, Ops
 from noria.kernels.weights import Weight
 
 AnyWeight = TypeVar("AnyWeight", Tensor, Weight)

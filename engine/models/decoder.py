@@ -14,23 +14,8 @@ from torch import Tensor
 from noria.engine.models.rope import RotaryAngles
 from noria.engine.models.spec import ModelSpec
 from noria.kernels.layout import RaggedLayout
-from noria.kernels.ops import Ops
+from noria.kernels.ops import LayerWeights, Ops
 from noria.kernels.pools import KVPools
-
-Packed = Any
-"""A linear layer as `Ops.pack_linear` laid it out."""
-
-
-@dataclass(frozen=True, slots=True)
-class LayerWeights:
-    """One layer. `qkv` gives queries, keys and values side by side; `gate_up` gives gate beside up."""
-
-    attention_norm: Tensor  # [hidden]
-    qkv: Packed  # [(Hq + 2 Hk) * D, hidden]
-    output: Packed  # [hidden, Hq * D]
-    ffn_norm: Tensor  # [hidden]
-    gate_up: Packed  # [2 * ffn, hidden]
-    down: Packed  # [hidden, ffn]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +25,7 @@ class DecoderWeights:
     embedding: Any  # [vocab, hidden], as `Ops.pack_table` laid it out
     layers: list[LayerWeights]
     norm: Tensor  # [hidden]
-    head: Packed  # [vocab, hidden]
+    head: Any  # [vocab, hidden], as `Ops.pack_linear` laid it out
 
 
 class Decoder:
@@ -50,6 +35,7 @@ class Decoder:
         self.spec = spec
         self.ops = ops
         self._weights = weights
+        self._layers = ops.pack_layers(weights.layers)
         self._angles = RotaryAngles(spec.rope, spec.head_dim)
         self._scale = spec.head_dim**-0.5
 
@@ -67,11 +53,8 @@ class Decoder:
         """
         x = self.ops.embed(self._weights.embedding, token_ids)
         angles = self._angles.up_to(int(positions.max()) + 1 if len(positions) else 0)
-        plan = self.ops.plan_step(layout, positions, angles, kv, self._scale)
-        for index, layer in enumerate(self._weights.layers):
-            x = self._attention(x, layer, index, kv, plan)
-            x = self._feed_forward(x, layer)
-        return x
+        plan = self.ops.plan_step(layout, positions, angles, kv, self.spec.num_heads, self._scale)
+        return self.ops.run_layers(x, self._layers, self.spec.norm_eps, kv, plan)
 
     @torch.inference_mode()
     def final(self, hidden: Tensor) -> Tensor:
@@ -83,14 +66,3 @@ class Decoder:
         """Next-token logits of hidden states [L, hidden]: float32 [L, vocab]. The head is the largest matrix, so only
         the tokens that need it come here."""
         return self.ops.linear(self.final(hidden), self._weights.head)
-
-    def _attention(self, x: Tensor, layer: LayerWeights, index: int, kv: KVPools, plan: Any) -> Tensor:
-        ops = self.ops
-        qkv = ops.linear(ops.rms_norm(x, layer.attention_norm, self.spec.norm_eps), layer.qkv)
-        queries = ops.rope_write_kv(qkv, kv, index, plan)
-        return ops.linear(ops.ragged_attention(queries, kv, index, plan), layer.output, add_to=x)
-
-    def _feed_forward(self, x: Tensor, layer: LayerWeights) -> Tensor:
-        ops = self.ops
-        gate_up = ops.linear(ops.rms_norm(x, layer.ffn_norm, self.spec.norm_eps), layer.gate_up)
-        return ops.linear(ops.silu_mul(gate_up), layer.down, add_to=x)

@@ -142,10 +142,11 @@ class Admission:
         return True
 
     def stretch(self, request: Request, num_tokens: int) -> int:
-        """Blocks for `num_tokens` guessed tokens beyond the newest one, as far as they take nobody's; returns for how
-        many there are."""
+        """Blocks for `num_tokens` guessed tokens beyond the newest one, as far as they take nobody's, of those who wait
+        neither; returns for how many there are."""
         wanted = request.num_tokens + num_tokens
-        if self._kv.missing(request, wanted) > max(0, self._kv.num_free - self._watermark):
+        spare = 0 if self.waiting else max(0, self._kv.num_free - self._watermark)
+        if self._kv.missing(request, wanted) > spare:
             return min(num_tokens, len(request.blocks) * self._kv.block_size - request.num_tokens)
         self._kv.grow(request, wanted)
         return num_tokens

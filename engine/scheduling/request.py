@@ -45,7 +45,6 @@ class Request:
     num_preemptions: int = 0
     num_lost: int = 0  # tokens that had been computed when it was preempted last
     waiting_since: int = 0  # how many requests had been admitted when it began to wait
-    num_iterations: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -80,11 +79,14 @@ class Request:
         """First come first served within a class, urgent classes first."""
         return (self.class_rank, self.arrival)
 
-    def finish_after(self, token: int, max_model_len: int) -> str | None:
-        """Why the request ends with `token` as its newest one, or None."""
-        num_output = len(self.tokens) - self.num_prompt
-        if token in self.stop_ids and num_output > self.min_tokens:
-            return "stop"
-        if num_output >= self.max_tokens or len(self.tokens) >= max_model_len:
-            return "length"
-        return None
+    def extend(self, sampled: Sequence[int], max_model_len: int) -> tuple[tuple[int, ...], str | None]:
+        """Add sampled tokens up to the one that ends the request; returns those, and why it ended if it did."""
+        tokens = self.tokens
+        longest = self.num_prompt + self.max_tokens
+        for count, token in enumerate(sampled, start=1):
+            tokens.append(token)
+            if token in self.stop_ids and len(tokens) - self.num_prompt > self.min_tokens:
+                return tuple(sampled[:count]), "stop"
+            if len(tokens) >= longest or len(tokens) >= max_model_len:
+                return tuple(sampled[:count]), "length"
+        return tuple(sampled), None

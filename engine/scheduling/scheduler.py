@@ -131,9 +131,8 @@ class Scheduler:
         budget = self._read_on(reading, prefills, len(decodes), self.max_batch_tokens - len(decodes) - num_guesses)
         self._admit(prefills, len(decodes), budget)
         rows = decodes + prefills
-        for row in rows:
+        for row in prefills:
             row.request.in_flight = True
-            row.request.num_iterations += not row.is_padding
         return Batch(tuple(rows)) if rows else None
 
     def complete(self, batch: Batch, sampled: Sequence[Sequence[int]]) -> list[Progress]:
@@ -141,20 +140,21 @@ class Scheduler:
         sample; after a draft, the guesses that were right and one more. Finished requests leave here, and their blocks
         are free for the next `select`."""
         progress: list[Progress] = []
-        for row, tokens in zip(batch.rows, sampled, strict=True):
-            request = row.request
+        block_size = self.kv.block_size
+        for (request, start, count, _, samples, is_padding, draft), tokens in zip(batch.rows, sampled, strict=True):
             request.in_flight = False
-            if row.is_padding:
+            if is_padding:
                 continue
-            if request.cancelled is None and row.samples:
-                kept, finish = self._append(request, tokens)
-            else:
-                kept, finish = (), request.cancelled
-            request.num_computed = row.start + row.num_tokens
-            if row.draft:  # keys and values of wrong guesses are written over
-                request.num_computed -= len(row.draft) - self._count_draft(row, kept)
-            self.kv.register(request)
-            if finish is None and row.samples:
+            kept: tuple[int, ...] = ()
+            finish = request.cancelled
+            if samples and finish is None:
+                kept, finish = request.extend(tokens, self.max_model_len)
+            if draft:  # keys and values of wrong guesses are written over
+                count += self._count_draft(request, draft, kept) - len(draft)
+            request.num_computed = start + count
+            if start + count >= (request.num_registered + 1) * block_size:
+                self.kv.register(request)
+            if finish is None and samples:
                 progress.append(Progress(request, kept, None))
             elif finish is not None or not request.num_pending:  # no more to sample: it asked for no (more) tokens
                 progress.append(self._end(request, kept, finish or "length"))
@@ -169,40 +169,48 @@ class Scheduler:
         values are written again at the same places."""
         for row in batch.rows:
             row.request.in_flight = False
-            row.request.num_iterations -= not row.is_padding
 
     def only(self, row: BatchRow) -> Batch:
         """A plan of one row of an abandoned plan, to find out which request the fault belongs to."""
         row.request.in_flight = True
-        row.request.num_iterations += not row.is_padding
         return Batch((row,))
 
     # --- selection ------------------------------------------------------------------------------------------------
 
     def _select_decodes(self, rows: list[BatchRow]) -> tuple[list[Request], int]:
         """Append a row for everyone who decodes; returns those who still read their prompts, and how many tokens are
-        guessed."""
+        guessed. What is asked for every row of every iteration (`Request.is_decoding`, `wants_more`, whether its blocks
+        still have room) is written out here: calls would be half of the scheduler's time."""
         reading: list[Request] = []
         num_guesses = 0
         spare = self.max_batch_tokens - len(self.running)  # whoever runs has a token; guesses come from the rest
+        block_size, grow = self.kv.block_size, self._admission.grow
         for request in list(self.running):
             if len(rows) == self.max_batch_size:
                 break
-            if request.in_flight or not request.blocks:  # no blocks: preempted just now for an earlier one
+            blocks = request.blocks
+            if request.in_flight or not blocks:  # no blocks: preempted just now for an earlier one
                 continue
+            num_tokens = len(request.tokens)
+            num_output = num_tokens - request.num_prompt
+            draft: tuple[int, ...] = ()
             if request.finish is not None:
-                rows.append(BatchRow(request, request.num_tokens - 1, 1, True, samples=False, is_padding=True))
-            elif not request.is_decoding:
+                row = BatchRow(request, num_tokens - 1, 1, True, False, True, draft)
+            elif num_tokens - request.num_computed != 1 or num_output <= 0:
                 reading.append(request)
-            elif self._admission.grow(request):
-                draft: tuple[int, ...] = ()
+                continue
+            elif num_tokens <= len(blocks) * block_size or grow(request):
                 drafter = request.drafter
-                if drafter is not None and len(request.tokens) >= drafter.resume_at:
+                if drafter is not None and num_tokens >= drafter.resume_at:
                     draft = self._draft(request, drafter, spare - num_guesses)
                     num_guesses += len(draft)
-                rows.append(
-                    BatchRow(request, request.num_computed, 1 + len(draft), True, request.wants_more, False, draft)
+                row = BatchRow(
+                    request, num_tokens - 1, 1 + len(draft), True, num_output < request.max_tokens, False, draft
                 )
+            else:
+                continue
+            request.in_flight = True
+            rows.append(row)
         return reading, num_guesses
 
     def _draft(self, request: Request, drafter: Drafter, spare: int) -> tuple[int, ...]:
@@ -240,21 +248,12 @@ class Scheduler:
 
     # --- results --------------------------------------------------------------------------------------------------
 
-    def _append(self, request: Request, tokens: Sequence[int]) -> tuple[tuple[int, ...], str | None]:
-        """Add sampled tokens up to the one that ends the request; returns those, and why it ended if it did."""
-        for count, token in enumerate(tokens, start=1):
-            request.tokens.append(token)
-            finish = request.finish_after(token, self.max_model_len)
-            if finish is not None:
-                return tuple(tokens[:count]), finish
-        return tuple(tokens), None
-
-    def _count_draft(self, row: BatchRow, kept: tuple[int, ...]) -> int:
+    def _count_draft(self, request: Request, draft: tuple[int, ...], kept: tuple[int, ...]) -> int:
         """Keep account of a draft; returns how many of its tokens are the request's now."""
         num_accepted = max(0, len(kept) - 1)
-        if row.request.drafter is not None:
-            row.request.drafter.learn(len(row.draft), num_accepted)
-        self.speculation.drafted += len(row.draft)
+        if request.drafter is not None:
+            request.drafter.learn(len(draft), num_accepted)
+        self.speculation.drafted += len(draft)
         self.speculation.accepted += num_accepted
         return num_accepted
 

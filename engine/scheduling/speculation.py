@@ -43,6 +43,8 @@ class Drafter:
         self._prediction = _Passage(prediction)
         self._own = _Passage([])
         self._followed: int | None = 0  # how far the output has followed the prediction, while it does
+        self._predicted = False  # whether the last draft came from the prediction
+        self._right = self._wrong = 0  # of the prediction's tokens that were tried
         self.resume_at = 0  # number of tokens before which nothing is proposed
         self._drafted, self._accepted = _UNKNOWN
 
@@ -55,13 +57,25 @@ class Drafter:
             self.resume_at = len(tokens) + PAUSE
             self._drafted, self._accepted = _UNKNOWN
             return ()
-        return self._from_prediction(tokens, num_prompt, limit) or self._own.continuation(tokens, tokens, limit)
+        draft = self._from_prediction(tokens, num_prompt, limit)
+        self._predicted = bool(draft)
+        return draft or self._own.continuation(tokens, tokens, limit)
 
     def learn(self, num_drafted: int, num_accepted: int) -> None:
         """Take note of what became of a draft."""
         keep = 0.5 ** (num_drafted / MEMORY)
         self._drafted = self._drafted * keep + num_drafted
         self._accepted = self._accepted * keep + num_accepted
+        if self._predicted:
+            self._right += num_accepted
+            self._wrong += num_drafted - num_accepted
+
+    def take_predicted(self) -> tuple[int, int] | None:
+        """How many tokens of the prediction were tried since the last call: right ones, wrong ones. None: none."""
+        if not self._right and not self._wrong:
+            return None
+        tried, self._right, self._wrong = (self._right, self._wrong), 0, 0
+        return tried
 
     def _from_prediction(self, tokens: list[int], num_prompt: int, limit: int) -> tuple[int, ...]:
         predicted = self._prediction.tokens

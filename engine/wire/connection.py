@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,9 +73,19 @@ class Script:
         return ("EVALSHA", self.sha, 1, key, *args)
 
 
+_TEXT_BY_SHA: dict[str, str] = {}
+
+
+def load_script(folder: Path, *names: str) -> Script:
+    """The script that these files make, one behind the other. `run` knows it from now on."""
+    text = "".join((folder / f"{name}.lua").read_text() for name in names)
+    script = Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+    _TEXT_BY_SHA[script.sha] = text
+    return script
+
+
 def _load(*names: str) -> Script:
-    text = "".join((LUA / f"{name}.lua").read_text() for name in names)
-    return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+    return load_script(LUA, *names)
 
 
 ENQUEUE = _load("prelude", "enqueue")
@@ -99,7 +110,6 @@ _BATCHES = (BATCH_LEASE, BATCH_LINE)
 _RECORDS = (RECORD_PUT, RECORD_DROP, RECORD_TOUCH, RECORD_CHUNK, RECORD_PAGE)
 _POOLS = (ENQUEUE, CLAIM, PROGRESS, CANCEL, RELEASE, LEASE, SNAPSHOT, POSITION)
 SCRIPTS = (*_POOLS, REGISTER, LOG, WATCH, *_RECORDS, *_BATCHES)
-_TEXT_BY_SHA = {s.sha: s.text for s in SCRIPTS}
 
 
 @contextmanager
@@ -199,6 +209,20 @@ class AsyncStore:
                         replies[i] = await self._client.execute_command(*_with_text(commands[i]))
                 _raise_first_error(replies)
         return replies
+
+    async def messages(self, pattern: str, silence: float) -> AsyncIterator[bytes]:
+        """What is published from now on on channels that match, until nothing has come for `silence` seconds: a
+        connection that broke without a word looks the same, so call again. Raises BrokerUnavailable."""
+        with _errors_named(self.url):
+            async with self._client.pubsub(ignore_subscribe_messages=True) as subscription:
+                async with asyncio.timeout(self._timeout):
+                    await subscription.psubscribe(pattern)
+                heard = time.monotonic()
+                while time.monotonic() - heard < silence:
+                    message = await subscription.get_message(timeout=MAX_BLOCK)
+                    if message is not None:
+                        heard = time.monotonic()
+                        yield message["data"]
 
     async def close(self) -> None:
         """Drop all connections."""

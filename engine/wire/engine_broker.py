@@ -48,6 +48,7 @@ from noria.engine.wire.publish import (
     to_row,
 )
 from noria.engine.wire.recorder import Recorder
+from noria.engine.wire.timesheet import Ended, Timesheet, without_times
 
 MAX_DEATHS = 2
 """A request in whose company this many engines died is poison."""
@@ -116,7 +117,8 @@ class EngineBroker:
         self._recorder = Recorder(self._pool, self.engine_id)
         self._unsent: dict[str, list[Row]] = {}  # by gateway: frames handed in, not known to be stored
         self._outbox: dict[str, list[Row]] = {}  # by key: frames for streams alone, which go out first
-        self._ended: list[tuple[str, int, int]] = []  # (id, epoch, completion tokens) to finish without a new frame
+        self._ended: list[Ended] = []  # to finish without a new frame
+        self._timesheet = Timesheet()
         self._silent_since: dict[str, float] = {}  # by key: when a gateway's stream was first missing
 
     def ping(self) -> None:
@@ -140,6 +142,7 @@ class EngineBroker:
         )
         self._held.clear()
         self._recorder.clear()
+        self._timesheet.clear()
         self._unsent.clear()
         self._ended.clear()
         self._lives += 1
@@ -165,6 +168,7 @@ class EngineBroker:
         """
         for gateway, new in frames.items():
             rows = [to_row(frame) for frame in new]
+            self._timesheet.note(new)
             self._unsent.setdefault(gateway, []).extend(rows)
             self._recorder.note(rows)
         lapsed = time.monotonic() - self._renewed_at > self._lease
@@ -270,9 +274,7 @@ class EngineBroker:
         max_requests: int | Sequence[int],
         max_blocks: int | Sequence[int],
     ) -> Command:
-        finished = self._ended + [
-            (f.request_id, f.epoch, f.seq + len(f.token_ids)) for f in (row.frame for row in rows) if f.finish
-        ]
+        finished = self._ended + [self._timesheet.ended(row.frame) for row in rows if row.frame.finish]
         return CLAIM(
             self._pool,
             self.engine_id,
@@ -285,7 +287,7 @@ class EngineBroker:
             _ms(self._max_passed),
             MAX_PASSED_OVER,
             len(finished),
-            *(value for triple in finished for value in triple),
+            *(value for ended in finished for value in ended),
             *(self._held if self._reply_lost else ()),
         )
 
@@ -293,7 +295,7 @@ class EngineBroker:
         for row in rows:
             if row.frame.finish:
                 self._drop(row.frame.request_id)
-        for request_id, _, _ in self._ended:
+        for request_id, _, _, _ in self._ended:
             self._drop(request_id)
         self._ended.clear()
         # A request that ended in an exchange whose reply was lost is fenced too, but for the engine it has ended.
@@ -301,6 +303,7 @@ class EngineBroker:
 
     def _drop(self, request_id: str) -> bool:
         self._recorder.close(request_id)
+        self._timesheet.close(request_id)
         return self._held.pop(request_id, None) is not None
 
     def _note_published(self, outgoing: dict[str, list[Row]], replies: Sequence[Any], outcome: Exchange) -> None:
@@ -338,9 +341,12 @@ class EngineBroker:
                 )
             if request is None or (delivered and delivered[-1].finish):
                 # In the second case its engine died between the last frame and FINISH: that alone is left to do.
-                self._ended.append((request_id.decode(), epoch, seq))
+                account = "" if request is None else request.account
+                self._ended.append(without_times(delivered[-1], epoch, seq, is_accounted=bool(account)))
             else:
                 outcome.claimed.append(Claimed(request, epoch, delivered))
+                if request.account:
+                    self._timesheet.open(request.id)
         outcome.cancelled = list(dict.fromkeys(i.decode() for i in cancelled))
         self._post(rows_by_key, expired)
 

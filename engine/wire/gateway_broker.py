@@ -169,8 +169,9 @@ class GatewayBroker:
             raise KeyError(model_id)
         return decode_tokenizer(blob)
 
-    async def enqueue(self, request: GenerationRequest, card: ModelCard) -> None:
-        """Put the request into its pool's queue; a no-op where it is already known.
+    async def enqueue(self, request: GenerationRequest, card: ModelCard, *, max_waiting: int | None = None) -> None:
+        """Put the request into its pool's queue; a no-op where it is already known. Of its tenant `max_waiting` may
+        wait there at most, where that is less than for all.
 
         Raises TenantQueueFull, QueueFull, and ValueError for a service class or a weight that is none.
         """
@@ -182,13 +183,13 @@ class GatewayBroker:
         if request.logged:  # before the request, so that no frame comes too early
             (reply,) = await self._store.run(LOG(log_key, "", int(DAY * 1000)))
             opened = reply == 1
-        (reply,) = await self._store.run(self._enqueue(request, card))
+        (reply,) = await self._store.run(self._enqueue(request, card, max_waiting))
         if reply[0] in (b"full", b"tenant_full"):
             if opened:
                 await self._store.run(("DEL", log_key))
             raise backpressure.full(card.id, reply)
 
-    def _enqueue(self, request: GenerationRequest, card: ModelCard) -> Command:
+    def _enqueue(self, request: GenerationRequest, card: ModelCard, max_waiting: int | None) -> Command:
         max_tokens = request.sampling.max_tokens
         prompt = len(request.prompt)
         reserved = prompt + (max_tokens if card.reserve_output else min(max_tokens, 1))
@@ -210,8 +211,10 @@ class GatewayBroker:
             int(request.logged),
             limits.depth,
             limits.size,
-            limits.tenant_depth,
+            min(limits.tenant_depth, max_waiting or limits.tenant_depth),
             limits.tenant_size,
+            request.account,
+            0 if request.copy else prompt,
         )
 
     async def position(self, model_id: str, request_id: str) -> QueuePosition | None:
@@ -219,9 +222,11 @@ class GatewayBroker:
         (reply,) = await self._store.run(POSITION(keys.pool(model_id), request_id))
         return None if reply is None else backpressure.position(reply)
 
-    async def cancel(self, model_id: str, request_id: str) -> None:
-        """End a queued request (its last frame is published) or tell its engine; a no-op where it has ended."""
-        (reply,) = await self._store.run(CANCEL(keys.pool(model_id), request_id))
+    async def cancel(self, model_id: str, request_id: str, counted: int | None = None, why: str = "") -> None:
+        """End a queued request (its last frame is published) or tell its engine; a no-op where it has ended. For the
+        ledger: `counted` output tokens have reached its client (None: all), and it ended for the reason `why`."""
+        args = (request_id, "" if counted is None else counted, why)
+        (reply,) = await self._store.run(CANCEL(keys.pool(model_id), *args))
         if reply[0] == b"queued":
             await self._publish(model_id, [ending for ending in reply[1:] if ending])
 

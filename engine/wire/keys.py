@@ -42,6 +42,25 @@ def dead(model_id: str) -> str:
     return pool(model_id) + "dead"
 
 
+def request(model_id: str, request_id: str) -> str:
+    """HASH: a request that has not ended."""
+    return f"{pool(model_id)}request:{request_id}"
+
+
+def ledger(model_id: str) -> str:
+    """STREAM: requests that have ended and belong to an account, each written with its end; taken off it once it is on
+    the account's own books."""
+    return pool(model_id) + "ledger"
+
+
+def wheel(model_id: str) -> str:
+    """Channel on which an engine tells watchers of its iterations."""
+    return pool(model_id) + "wheel"
+
+
+WHEELS = "noria:{*}:wheel"
+"""The pattern of all `wheel` channels."""
+
 _FRAMES = "noria:frames:"
 
 

@@ -72,7 +72,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     prefixes are shared by requests of one tenant, or of one `cache_group` where the administrator set one, and of one
     `cache_salt`, which the client may choose to keep some of its own apart. The frames of a `logged`
     request are also kept in a log of its own, and it outlives its gateway. `pooling` ("mean" or "last") asks for one
-    vector of the prompt's hidden states instead of tokens. `prediction` is a guess of the output, to speculate on.
+    vector of the prompt's hidden states instead of tokens. `prediction` is a guess of the output, to speculate on. The
+    end of a request with an `account` is written to the pool's ledger; a `copy` is one more choice for a prompt that
+    another request pays for.
     """
 
     id: str
@@ -90,6 +92,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     pooling: str | None = None
     prediction: list[int] | None = None
     cache_group: str = ""
+    account: str = ""
+    copy: bool = False
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -104,12 +108,14 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 class Usage(msgspec.Struct, frozen=True, array_like=True):
     """Token counts of one request: the engine's count is the truth. How many of the output are thoughts only the
-    gateway can tell."""
+    gateway can tell; of a client's prediction, what was tried and was right or wrong, it adds up from the frames."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
     reasoning_tokens: int = 0
+    accepted_prediction_tokens: int = 0
+    rejected_prediction_tokens: int = 0
 
 
 class TokenFrame(msgspec.Struct, frozen=True, array_like=True):
@@ -119,7 +125,8 @@ class TokenFrame(msgspec.Struct, frozen=True, array_like=True):
     drop what it has seen. `finish` is set exactly once, on the last frame. `prompt_logprobs` comes with the first
     frame of a request that asked for it: one entry per prompt token, None for the first token. `error_param` names the
     field of the client's request that is at fault, where the error is the client's. `embedding` is a pooled request's
-    vector, little-endian float32.
+    vector, little-endian float32. `predicted`: how many tokens of the request's prediction were tried for this frame,
+    right ones and wrong ones.
     """
 
     request_id: str
@@ -133,6 +140,7 @@ class TokenFrame(msgspec.Struct, frozen=True, array_like=True):
     prompt_logprobs: list[TokenLogprob | None] | None = None
     error_param: str | None = None
     embedding: bytes | None = None
+    predicted: tuple[int, int] | None = None
 
 
 TOOL_PARSERS = (

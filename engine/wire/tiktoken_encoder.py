@@ -167,21 +167,29 @@ _CODE_POINTS = "".join(
 )
 
 
-@functools.cache
-def _class_by_tiktoken(name: str) -> frozenset[str]:
+def _members(text: str) -> bytearray:
+    """A flag for each code point, set where `text` has it: sets of so many strings would take tens of megabytes."""
+    flags = bytearray(0x110000)
+    for point in map(ord, text):
+        flags[point] = 1
+    return flags
+
+
+def _class_by_tiktoken(name: str) -> bytearray:
     bytes_only = {bytes([byte]): byte for byte in range(256)}
     encoding = tiktoken.Encoding("class", pat_str=f"{name}+", mergeable_ranks=bytes_only, special_tokens={})
-    return frozenset(bytes(encoding.encode_ordinary(_CODE_POINTS)).decode())  # text outside matches is dropped
+    return _members(bytes(encoding.encode_ordinary(_CODE_POINTS)).decode())  # text outside matches is dropped
 
 
 @functools.cache
 def _disputed(name: str) -> str | None:
     """Characters that the two regex engines (each with its own Unicode version) put on different sides of a class."""
     try:
-        removed = normalizers.Replace(tokenizers.Regex(f"{name}+"), "").normalize_str(_CODE_POINTS)
-        return "".join(sorted(_class_by_tiktoken(name) ^ (frozenset(_CODE_POINTS) - frozenset(removed))))
+        kept = _members(normalizers.Replace(tokenizers.Regex(f"{name}+"), "").normalize_str(_CODE_POINTS))
+        by_tiktoken = _class_by_tiktoken(name)
     except Exception:  # a class that one of them does not know
         return None
+    return "".join(c for c in _CODE_POINTS if by_tiktoken[ord(c)] == kept[ord(c)])
 
 
 @functools.cache
@@ -189,8 +197,9 @@ def _disputed_digits() -> str:
     r"""Characters on which the Digits pre-tokenizer (Rust's own tables) and \p{N} differ."""
     cut = pre_tokenizers.Digits(individual_digits=False).pre_tokenize_str(_CODE_POINTS)
     # Neighbouring pieces alternate between digits and others; the text starts with a control character.
-    digits = frozenset("".join(piece for piece, _ in cut[1::2]))
-    return "".join(sorted(digits ^ _class_by_tiktoken(r"\p{N}")))
+    digits = _members("".join(piece for piece, _ in cut[1::2]))
+    by_tiktoken = _class_by_tiktoken(r"\p{N}")
+    return "".join(c for c in _CODE_POINTS if digits[ord(c)] != by_tiktoken[ord(c)])
 
 
 def _agree(encoder: TiktokenEncoder, oracle: tokenizers.Tokenizer) -> bool:

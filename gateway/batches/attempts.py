@@ -67,8 +67,11 @@ async def answer(
 
 def passes(status: int, code: str | None) -> bool:
     """Whether a later attempt may well be answered. A model was there when the batch was checked: if it is not found,
-    its engines are away."""
-    return status in (408, 429, 503) or code in ("model_not_found", "idempotency_key_in_use")
+    its engines are away. A budget that is used up stays so for long."""
+    if code == "insufficient_quota":
+        return False
+    is_away = status == 404 and code == "model_not_found"
+    return status in (408, 429, 503) or is_away or code == "idempotency_key_in_use"
 
 
 def error_code(reply: Reply) -> str | None:

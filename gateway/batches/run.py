@@ -61,6 +61,10 @@ class Tools:
     max_line_bytes: int
 
 
+def _tenant(batch: Batch) -> Tenant:
+    return Tenant(batch.tenant, batch.weight, batch.cache_group, queue="batch", charged_to=batch.account)
+
+
 class BatchRun:
     """A batch on which `runner` has the lease; `run` ends with the batch, with `LeaseLost`, or when cancelled."""
 
@@ -152,7 +156,7 @@ class BatchRun:
         return await self._tools.register.change(self._key, step)
 
     async def _line(self, batch: Batch, line: Line) -> None:
-        tools, tenant = self._tools, Tenant(batch.tenant, batch.weight, batch.cache_group, queue="batch")
+        tools, tenant = self._tools, _tenant(batch)
         key = f"{batch.id}/{line.number}"
         found = await answer(line, batch.endpoint, key, tenant, tools.ask, tools.slots, self._stop)
         if found is None:

@@ -56,6 +56,7 @@ async def create_batch(request: Request, services: ServicesDep, tenant: TenantDe
         created_at=int(time.time()),
         output_life=life,
         metadata=body.metadata,
+        account=tenant.account,
     )
     await services.files.keep_for(tenant.id, batch.input_file_id, WINDOW + _SPARE)
     for file_id, what in ((batch.output_file_id, "output"), (batch.error_file_id, "error")):

@@ -172,9 +172,9 @@ class _Answer(Answer):
         return completion_logprobs(self._tokenizer, tokens, self._request.logprobs, scored)
 
     def _extras(self, delta: Delta, *, first: bool) -> dict[str, Any]:
-        """vLLM's further fields of a choice, where they were asked for."""
+        """vLLM's further fields of a choice: what stopped it, and others where they were asked for."""
         request = self._request
-        extras: dict[str, Any] = {}
+        extras: dict[str, Any] = {"stop_reason": delta.stop_reason} if delta.finish else {}
         if request.prompt_logprobs is not None and first:
             scores = delta.prompt_logprobs or [None]
             extras["prompt_logprobs"] = prompt_scores(self._tokenizer, scores, request.prompt_logprobs)

@@ -12,24 +12,33 @@ from fastapi.responses import StreamingResponse
 
 from noria.gateway.dependencies import ServicesDep, TenantDep
 from noria.gateway.endpoints.listing import json, listed, page, unknown_cursor
-from noria.gateway.errors import WrongState
+from noria.gateway.errors import InvalidRequest, WrongState
+from noria.gateway.files import Description
 from noria.gateway.http.body import arriving
-from noria.gateway.multipart import MAX_FIELD_BYTES, MAX_FIELDS, Form
-from noria.gateway.schemas.files import shown
+from noria.gateway.multipart import FORM_BYTES, Form
+from noria.gateway.schemas.files import UploadFields, nested, shown
+from noria.gateway.schemas.strict import parse
 
 router = APIRouter()
 
 _MAX_LISTED = 10_000
-_FORM_BYTES = 2 * MAX_FIELDS * MAX_FIELD_BYTES
-"""Beside the file itself: fields, their headers, boundaries."""
 
 
 @router.post("/files")
 async def upload_file(request: Request, services: ServicesDep, tenant: TenantDep) -> Response:
     form = Form(request.headers.get("content-type"))
     settings = services.settings
-    body = arriving(request, settings.max_file_bytes + _FORM_BYTES, settings.body_timeout)
-    file_id, file = await services.files.take_in(tenant.id, form, body)
+    body = arriving(request, settings.max_file_bytes + FORM_BYTES, settings.body_timeout)
+
+    def described(_: int) -> Description:
+        fields = parse(UploadFields, nested(form.fields))
+        if form.filename is None:
+            raise InvalidRequest("Missing required parameter: 'file'.", param="file", code="missing_required_parameter")
+        return Description(
+            form.filename, fields.purpose, fields.expires_after.seconds if fields.expires_after else None
+        )
+
+    file_id, file = await services.files.take_in(tenant.id, form.file(body), described)
     return json(shown(file_id, file))
 
 

@@ -1,4 +1,4 @@
-"""GET /healthz (the process lives) and GET /readyz (a request would be served), both without a key.
+"""GET /healthz (the process lives), GET /readyz and /health (a request would be served), without a key.
 
 Knows no model's details.
 """
@@ -24,9 +24,10 @@ async def healthz() -> Response:
 
 
 @router.get("/readyz")
+@router.get("/health")
 async def readyz(services: ServicesDep) -> Response:
     """200 while the store answers and an engine claims requests of a model (engines that drain do not); else 503 with
-    the reason."""
+    the reason. `/health` is what vLLM and llama.cpp call it."""
     if services.drain.begun:
         return _not_ready("the server is shutting down")
     directory = services.directory

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
+from noria.engine.wire.exposition import CONTENT_TYPE
 from noria.gateway.dependencies import ServicesDep, authenticate
-from noria.gateway.metrics import CONTENT_TYPE
 
 router = APIRouter()
 
@@ -16,6 +16,7 @@ router = APIRouter()
 @router.get("/metrics")
 async def metrics(request: Request, services: ServicesDep) -> Response:
     if not services.settings.open_metrics:
-        authenticate(request)
+        await authenticate(request)
     await services.directory.refresh()
+    services.metrics.store_up.set(services.directory.fresh)
     return Response(services.metrics.render(), media_type=CONTENT_TYPE)

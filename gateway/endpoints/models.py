@@ -1,7 +1,8 @@
 """GET /v1/models and GET /v1/models/{id}.
 
-The list holds models that can be used now, each under its id and under every alias, with the id as its `root`; a model
-whose engines are all away or draining is still found by name, with the status "unavailable". Knows no engine.
+The list holds models that can be used now and by this key, each under its id and under every alias, with the id as its
+`root`; a model whose engines are all away or draining is still found by name, with the status "unavailable". Knows no
+engine.
 """
 
 from __future__ import annotations
@@ -9,41 +10,43 @@ from __future__ import annotations
 from typing import Any
 
 import orjson
-from fastapi import APIRouter, Depends, Response
+from fastapi import APIRouter, Response
 
 from noria.engine.wire.broker import ModelStatus
-from noria.gateway.dependencies import ServicesDep, authenticate
+from noria.gateway.dependencies import ServicesDep, TenantDep
 from noria.gateway.errors import STORE_AWAY, Forbidden, Overloaded
 from noria.gateway.model_directory import not_found
 from noria.gateway.services import Services
 
-router = APIRouter(dependencies=[Depends(authenticate)])
+router = APIRouter()
 
 
 @router.get("/models")
-async def models(services: ServicesDep) -> Response:
+async def models(services: ServicesDep, tenant: TenantDep) -> Response:
     await _look(services)
     directory, listed = services.directory, []
     for status in directory.live():
         names = (status.card.id, *status.card.aliases)
+        if not tenant.may_use(status.card):
+            continue
         # A name that two pools claim is the one's that requests by this name reach.
         listed += [_shape(name, status) for name in dict.fromkeys(names) if directory.find(name) is status]
     return _json({"object": "list", "data": listed})
 
 
 @router.get("/models/{model_id:path}")
-async def model(model_id: str, services: ServicesDep) -> Response:
+async def model(model_id: str, services: ServicesDep, tenant: TenantDep) -> Response:
     status = services.directory.find(model_id)
     if status is None:
         await _look(services)
         status = services.directory.find(model_id)
-    if status is None:
+    if status is None or not tenant.may_use(status.card):
         raise not_found(model_id)
     return _json(_shape(model_id, status))
 
 
 @router.delete("/models/{model_id:path}")
-async def delete_model(model_id: str, services: ServicesDep) -> Response:
+async def delete_model(model_id: str, services: ServicesDep, _: TenantDep) -> Response:
     """Always refused: at OpenAI only fine-tuned models can be deleted, and here there are none."""
     if services.directory.find(model_id) is None:
         await _look(services)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from noria.gateway.grammars.errors import Unsupported, inside
+from noria.gateway.grammars.keys import other_than
 from noria.gateway.grammars.patterns import in_string
 
 Schema = dict[str, Any]
@@ -82,6 +83,9 @@ def _open_ended(
 ) -> Schema:
     """What is allowed beside the declared properties."""
     names = node.get("propertyNames")
+    if known and patterns.keys() == {other_than(known)}:  # enforced already
+        (schema,) = patterns.values()
+        return _others(known, part(schema, "patternProperties"))
     if patterns:
         if len(patterns) > 1 or known or more not in (None, False) or names is not None:
             message = "'patternProperties' is supported with one pattern, and without other properties"
@@ -91,12 +95,18 @@ def _open_ended(
         return {"patternProperties": {_key_pattern(pattern, place): written}, "additionalProperties": False}
     if more is None or more is False:
         return {"additionalProperties": False}
+    if known and names in (None, True):
+        return _others(known, part(more, "additionalProperties"))
     if names is None or names is True:
         return {"additionalProperties": part(more, "additionalProperties")}
     if known or not isinstance(names, dict) or set(names) - {"type", "pattern", "title", "description"}:
         raise Unsupported("'propertyNames' is supported with a 'pattern' alone, and without 'properties'", place)
     spelled = _key_pattern(names.get("pattern", ""), inside(place, "propertyNames"))
     return {"patternProperties": {spelled: part(more, "additionalProperties")}, "additionalProperties": False}
+
+
+def _others(known: Schema, written: Schema) -> Schema:
+    return {"patternProperties": {other_than(known): written}, "additionalProperties": False}
 
 
 def _parts_of_object(node: Mapping[str, Any], place: str) -> tuple[Schema, list[str], Schema]:

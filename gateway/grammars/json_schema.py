@@ -154,16 +154,20 @@ class _Normaliser:
         return {"enum": values}
 
     def _typed(self, node: Schema, place: str, depth: int) -> Schema:
-        types = list(dict.fromkeys(as_types(node["type"]))) if "type" in node else _implied(node)
+        types = list(dict.fromkeys(self._types(node, place))) if "type" in node else _implied(node)
         if node.get("nullable") is True and types and "null" not in types:
             types.append("null")
-        for name in types:
-            if not isinstance(name, str) or name not in _OF_TYPE:
-                raise Unsupported(f"'type' {str(name)[:64]!r} is not known", place)
         if "number" in types and "integer" in types:
             types.remove("integer")
         written = [self._of_type(name, node, place, depth) for name in types]
         return {} if not written else written[0] if len(written) == 1 else {"anyOf": written}
+
+    def _types(self, node: Schema, place: str) -> list[str]:
+        types = as_types(node["type"])
+        for name in types:
+            if not isinstance(name, str) or name not in _OF_TYPE:
+                raise Unsupported(f"'type' {str(name)[:64]!r} is not known", place)
+        return types
 
     def _of_type(self, name: str, node: Schema, place: str, depth: int) -> Schema:
         own = {key: node[key] for key in _OF_TYPE[name] if key in node}

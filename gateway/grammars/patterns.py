@@ -22,7 +22,8 @@ MAX_DEPTH = 64
 Ranges = list[tuple[int, int]]
 """Inclusive ranges of code points, ascending and apart."""
 
-_LAST = 0x10FFFF
+_LATIN_1, _LAST = 0xFF, 0x10FFFF
+EVERYTHING: Ranges = [(0, _LAST)]
 _CLASSES: dict[Any, Ranges] = {
     op.CATEGORY_DIGIT: [(48, 57)],
     op.CATEGORY_WORD: [(48, 57), (65, 90), (95, 95), (97, 122)],
@@ -144,19 +145,19 @@ def _alternatives(tree: Sequence[Any], *, searched: bool, in_json: bool) -> str:
 
 
 def _any_character(in_json: bool) -> str:
-    return _write_set([(0, _LAST)], in_json)
+    return one_of(EVERYTHING, in_json)
 
 
 def _write(item: Any, in_json: bool) -> str:
     kind, value = item
     if kind is op.LITERAL:
-        return _write_set([(value, value)], in_json)
+        return one_of([(value, value)], in_json)
     if kind is op.NOT_LITERAL:
-        return _write_set(_without([(0, _LAST)], [(value, value)]), in_json)
+        return one_of(without(EVERYTHING, [(value, value)]), in_json)
     if kind is op.ANY:
-        return _write_set(_without([(0, _LAST)], _LINE_ENDS), in_json)
+        return one_of(without(EVERYTHING, _LINE_ENDS), in_json)
     if kind is op.IN:
-        return _write_set(_members(value), in_json)
+        return one_of(_members(value), in_json)
     if kind is op.BRANCH:
         return f"(?:{'|'.join(''.join(_write(i, in_json) for i in branch) for branch in value[1])})"
     if kind is op.SUBPATTERN:
@@ -168,7 +169,7 @@ def _write(item: Any, in_json: bool) -> str:
         low, high, inner = value
         text = "".join(_write(i, in_json) for i in inner)
         is_one = len(inner) == 1 and inner[0][0] in _CHARACTERS
-        if not is_one and (low, high) == (0, 1):
+        if (low, high) == (0, 1) and (not is_one or text.startswith("(")):
             # xgrammar 0.2.9 reads `(?:a[0-9]+)?` as `a?` and some digits; an empty alternative it reads as it should.
             return f"(?:{text}|)"
         return (text if is_one else f"(?:{text})") + _count(low, None if high is op.MAXREPEAT else high)
@@ -196,13 +197,13 @@ def _members(items: Sequence[Any]) -> Ranges:
         elif kind is op.RANGE:
             found.append(value)
         elif value in _NEGATED:
-            found += _without([(0, _LAST)], _CLASSES[_NEGATED[value]])
+            found += without(EVERYTHING, _CLASSES[_NEGATED[value]])
         else:
             found += _CLASSES[value]
-    return _without([(0, _LAST)], found) if negated else found
+    return without(EVERYTHING, found) if negated else found
 
 
-def _without(ranges: Ranges, removed: Ranges) -> Ranges:
+def without(ranges: Ranges, removed: Ranges) -> Ranges:
     """`ranges` less `removed`, in order and merged."""
     kept: Ranges = []
     for low, high in _merged(ranges):
@@ -227,15 +228,31 @@ def _merged(ranges: Ranges) -> Ranges:
     return merged
 
 
-def _write_set(ranges: Ranges, in_json: bool) -> str:
-    """One character of the set, as a class."""
-    kept = _without(ranges, _SURROGATES + _ESCAPED_IN_JSON if in_json else _SURROGATES)
+def one_of(ranges: Ranges, in_json: bool) -> str:
+    """One character of the set: a class, or a group of two."""
+    kept = without(ranges, _SURROGATES + _ESCAPED_IN_JSON if in_json else _SURROGATES)
     if not kept:
         raise Unsupported("a regular expression asks for a character that JSON has to escape")
     if kept[-1][1] == _LAST:  # shorter by what it lacks
-        lacks = _without(_without([(0, _LAST)], _SURROGATES), kept)
+        lacks = without(without(EVERYTHING, _SURROGATES), kept)
         return f"[^{_spelled(lacks)}]" if lacks else r"[\s\S]"
+    if kept[-1][1] > _LATIN_1:
+        return _split(kept)
     return f"[{_spelled(kept)}]"
+
+
+def _split(ranges: Ranges) -> str:
+    """The set as two that are apart. xgrammar 0.2.9 takes `(` for U+0128 where it looks from a repetition at a class
+    behind it, and so on for every character whose code has the same last byte; at alternatives it does not look."""
+    low, high = ranges[0][0], ranges[-1][1]
+    if low == high:
+        return chr(low)
+    if low <= _LATIN_1:
+        middle = _LATIN_1
+    else:
+        middle = ranges[0][1] if len(ranges) > 1 else (low + high) // 2
+    first = without(ranges, [(middle + 1, _LAST)])
+    return f"(?:[{_spelled(first)}]|[{_spelled(without(ranges, [(0, middle)]))}])"
 
 
 def _spelled(ranges: Ranges) -> str:

@@ -11,20 +11,22 @@ import asyncio
 import re
 import secrets
 import time
+from functools import partial
 
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from noria.gateway.drain import Drain
-from noria.gateway.errors import SHUTTING_DOWN, UNEXPECTED, ShuttingDown, respond
+from noria.gateway.errors import ERROR_SHAPE, SHUTTING_DOWN, UNEXPECTED, ShuttingDown, respond
 from noria.gateway.http.addresses import settle
 from noria.gateway.http.body import ClientGone
+from noria.gateway.messages import errors as anthropic
 from noria.gateway.metrics import GatewayMetrics
 
 log = structlog.get_logger(__name__)
 
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}\Z")
-_PROBES = frozenset(("/healthz", "/readyz", "/metrics"))
+_PROBES = frozenset(("/health", "/healthz", "/readyz", "/metrics"))
 _CLIENT_GONE = 499  # never sent: how a request that nobody waits for any more is counted and logged
 
 
@@ -53,6 +55,10 @@ class RequestContext:
         began = time.perf_counter()
         request_id = _request_id(scope)
         status = _CLIENT_GONE
+        state = scope.setdefault("state", {})
+        state["request_id"] = request_id.decode()
+        if anthropic.speaks(path):
+            state[ERROR_SHAPE] = partial(anthropic.shaped, request_id=request_id.decode())
 
         async def send_with_headers(message: Message) -> None:
             nonlocal status
@@ -64,26 +70,30 @@ class RequestContext:
                     (b"openai-processing-ms", took),
                     (b"openai-version", b"2020-10-01"),
                 ]
-                if organization := scope.get("state", {}).get("organization"):
+                if ERROR_SHAPE in state:
+                    own.append((b"request-id", request_id))
+                if organization := state.get("organization"):
                     own.append((b"openai-organization", organization.encode()))
+                for name, value in scope.get("state", {}).get("answer_headers", {}).items():
+                    own.append((name.encode(), value.encode()))
                 message = {**message, "headers": [*message.get("headers", ()), *own]}
             await send(message)
 
         with structlog.contextvars.bound_contextvars(request_id=request_id.decode()):
             try:
                 if self._drain.begun and path not in _PROBES:
-                    return await respond(ShuttingDown(SHUTTING_DOWN))(scope, receive, send_with_headers)
+                    return await respond(ShuttingDown(SHUTTING_DOWN), scope)(scope, receive, send_with_headers)
                 await self._app(scope, receive, send_with_headers)
             except ClientGone:
                 log.debug("the client left", path=path)
             except asyncio.CancelledError:  # the server stops, and its patience with open answers has ended
                 log.warning("an answer was cut off by the end of the server", path=path)
                 if status == _CLIENT_GONE:
-                    await respond(ShuttingDown(SHUTTING_DOWN))(scope, receive, send_with_headers)
+                    await respond(ShuttingDown(SHUTTING_DOWN), scope)(scope, receive, send_with_headers)
             except Exception:
                 log.exception("unexpected error", path=path)
                 if status == _CLIENT_GONE:
-                    await respond(UNEXPECTED)(scope, receive, send_with_headers)
+                    await respond(UNEXPECTED, scope)(scope, receive, send_with_headers)
             finally:
                 endpoint = getattr(scope.get("endpoint"), "__name__", "unmatched")
                 self._metrics.requests.labels(endpoint, str(status)).inc()

@@ -19,9 +19,9 @@ from noria.gateway.generation import Generation
 from noria.gateway.responses import response
 from noria.gateway.responses.events import EventWriter
 from noria.gateway.responses.output import OutputItems, replay
-from noria.gateway.responses.parts import Shown
-from noria.gateway.schemas.answers import chat_logprobs
+from noria.gateway.responses.parts import Entry, Shown
 from noria.gateway.schemas.responses import ResponseRequest
+from noria.gateway.schemas.scores import chat_entries
 
 Conclude = Callable[[Shown], Awaitable[Shown]]
 """Keeps a response that has ended, and returns it as it is kept."""
@@ -48,12 +48,12 @@ class ResponseAnswer(Answer):
         self._begun = begun
         self._conclude = conclude
         self._events = events
+        self._prewarm = request.prewarm
         self._finish: Ended | None = None
         num_top = request.top_logprobs or 0
 
-        def logprobs(tokens: Sequence[ScoredToken]) -> list[Shown]:
-            entries: list[Shown] = chat_logprobs(tokenizer, tokens, num_top)["content"]
-            return entries
+        def logprobs(tokens: Sequence[ScoredToken]) -> Sequence[Entry]:
+            return chat_entries(tokenizer, tokens, num_top)
 
         group = str(begun["id"]).partition("_")[2]
         shown = logprobs if request.with_logprobs else None
@@ -90,7 +90,7 @@ class ResponseAnswer(Answer):
 
     async def end(self, usage: Usage) -> Shown:
         """The response, ended and kept."""
-        if self._request.prewarm:
+        if self._prewarm:
             usage = Usage(usage.prompt_tokens, 0, usage.cached_tokens)
             last = response.ended(self._begun, [], usage, "stop")
         else:
@@ -106,7 +106,7 @@ class ResponseAnswer(Answer):
     def take(self, deltas: Sequence[Delta]) -> None:
         """What is new, in order."""
         for delta in deltas:
-            if not self._request.prewarm:
+            if not self._prewarm:
                 self._output.add(delta)
             self._finish = delta.finish or self._finish
 

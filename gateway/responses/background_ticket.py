@@ -15,7 +15,7 @@ import orjson
 from noria.engine.wire.messages import TokenFrame, Usage, encode
 from noria.engine.wire.record_store import RecordsFull
 from noria.engine.wire.watches import Watches
-from noria.gateway.choice import ChoiceReader, TextOptions, one_by_one
+from noria.gateway.choice import ChoiceReader, TextOptions
 from noria.gateway.errors import STORE_AWAY, EngineFault, GatewayError, NotFound, Overloaded, StreamNotFound
 from noria.gateway.model_directory import ServedModel
 from noria.gateway.responses import response
@@ -26,6 +26,7 @@ from noria.gateway.responses.parts import Shown
 from noria.gateway.responses.stored import RUNNING, StoredResponse, items_of
 from noria.gateway.schemas.responses import ResponseRequest
 from noria.gateway.tickets import MAX_ANSWER_BYTES
+from noria.gateway.transcript import one_by_one
 
 _PATIENCE = 10.0
 """Seconds in which the store must take an answer that has ended."""

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from noria.gateway.choice import Delta, Ended, ScoredToken
 from noria.gateway.responses import ids
 from noria.gateway.responses.events import EventWriter
-from noria.gateway.responses.parts import CallPart, MessagePart, Part, ReasoningPart, Shown, part_of
+from noria.gateway.responses.parts import CallPart, Entry, MessagePart, Part, ReasoningPart, Shown, part_of
 from noria.gateway.text.pieces import Piece, ReasoningPiece, TextPiece, ToolCallPiece
 
-Logprobs = Callable[[Sequence[ScoredToken]], list[Shown]]
+Logprobs = Callable[[Sequence[ScoredToken]], Sequence[Entry]]
 """How log-probabilities are shown."""
 
 
@@ -39,7 +39,7 @@ class OutputItems:
             for piece in delta.pieces:
                 self._add(piece)
         elif delta.text:
-            self._add(TextPiece(delta.text))
+            self._say(delta.text)
 
     def end(self, finish: Ended | None) -> None:
         """The answer is over; what was cut off by its length is incomplete. An answer of nothing is one
@@ -53,24 +53,29 @@ class OutputItems:
 
     def _add(self, piece: Piece) -> None:
         if isinstance(piece, TextPiece):
-            if not isinstance(self._open, MessagePart):
-                self._begin(MessagePart())
-            scores = self._take_scores()
-        else:
-            self._scores = []  # only text for the user shows them
-            scores = list[Shown]()
-            if isinstance(piece, ReasoningPiece):
-                if not isinstance(self._open, ReasoningPart):
-                    self._begin(ReasoningPart())
-            elif piece.index != self._call or not isinstance(self._open, CallPart):
-                self._call = piece.index
-                self._begin(CallPart(piece.id or "", piece.name or ""))
+            return self._say(piece.text)
+        self._scores = []  # only text for the user shows them
+        if isinstance(piece, ReasoningPiece):
+            if not isinstance(self._open, ReasoningPart):
+                self._begin(ReasoningPart())
+        elif piece.index != self._call or not isinstance(self._open, CallPart):
+            self._call = piece.index
+            self._begin(CallPart(piece.id or "", piece.name or ""))
         assert self._open is not None
-        self._open.grow(piece.arguments if isinstance(piece, ToolCallPiece) else piece.text, scores, self._events)
+        self._open.grow(piece.arguments if isinstance(piece, ToolCallPiece) else piece.text, [], self._events)
 
-    def _take_scores(self) -> list[Shown]:
+    def _say(self, text: str) -> None:
+        part = self._open
+        if not isinstance(part, MessagePart):
+            part = MessagePart()
+            self._begin(part)
+        part.grow(text, self._take_scores(), self._events)
+
+    def _take_scores(self) -> Sequence[Entry]:
+        if not self._scores or self._logprobs is None:
+            return []
         scores, self._scores = self._scores, []
-        return self._logprobs(scores) if self._logprobs is not None and scores else []
+        return self._logprobs(scores)
 
     def _begin(self, part: Part) -> None:
         self._close("completed")

@@ -6,6 +6,7 @@ Pure. Knows no tokens and no response around the items.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -13,6 +14,8 @@ import orjson
 from noria.gateway.responses.events import EventWriter
 
 Shown = dict[str, Any]
+Entry = orjson.Fragment | Shown
+"""Log-probabilities of one token: fresh from the model, or as they were kept."""
 
 
 class Part(ABC):
@@ -39,7 +42,7 @@ class Part(ABC):
             events.event("response.output_item.added", output_index=place, item=self.bare())
 
     @abstractmethod
-    def grow(self, text: str, logprobs: list[Shown], events: EventWriter | None) -> None: ...
+    def grow(self, text: str, logprobs: Sequence[Entry], events: EventWriter | None) -> None: ...
 
     def end(self, status: str, events: EventWriter | None) -> Shown:
         item = self.item(status)
@@ -64,7 +67,7 @@ class MessagePart(Part):
 
     def __init__(self) -> None:
         super().__init__()
-        self._logprobs: list[Shown] = []
+        self._logprobs: list[Entry] = []
         self._rendered = b""
 
     def begin(self, item_id: str, place: int, events: EventWriter | None) -> None:
@@ -73,7 +76,7 @@ class MessagePart(Part):
         if events is not None:
             events.event("response.content_part.added", **self._where, content_index=0, part=self._content())
 
-    def grow(self, text: str, logprobs: list[Shown], events: EventWriter | None) -> None:
+    def grow(self, text: str, logprobs: Sequence[Entry], events: EventWriter | None) -> None:
         self._grown.append(text)
         self._logprobs += logprobs
         if events is not None:
@@ -107,7 +110,7 @@ class ReasoningPart(Part):
         if events is not None:
             events.event("response.content_part.added", **self._where, content_index=0, part=self._content())
 
-    def grow(self, text: str, logprobs: list[Shown], events: EventWriter | None) -> None:
+    def grow(self, text: str, logprobs: Sequence[Entry], events: EventWriter | None) -> None:
         self._grown.append(text)
         if events is not None:
             events.event("response.reasoning_text.delta", **self._where, content_index=0, delta=text)
@@ -136,7 +139,7 @@ class CallPart(Part):
         self._call_id = call_id
         self._name = name
 
-    def grow(self, text: str, logprobs: list[Shown], events: EventWriter | None) -> None:
+    def grow(self, text: str, logprobs: Sequence[Entry], events: EventWriter | None) -> None:
         self._grown.append(text)
         if events is not None and text:
             events.event("response.function_call_arguments.delta", **self._where, delta=text)
@@ -151,7 +154,7 @@ class CallPart(Part):
         events.event("response.function_call_arguments.done", **self._where, name=self._name, arguments=self._text)
 
 
-def part_of(item: Shown) -> tuple[Part, str, list[Shown]]:
+def part_of(item: Shown) -> tuple[Part, str, list[Entry]]:
     """For a whole item: what it would have grown from, its text and its log-probabilities."""
     if item["type"] == "message":
         content = item["content"][0]

@@ -12,13 +12,8 @@ from noria.engine.wire.messages import Usage
 from noria.gateway.choice import Ended
 from noria.gateway.errors import GatewayError, InvalidRequest, RateLimited
 from noria.gateway.responses.parts import Shown
-from noria.gateway.schemas.responses import Moderation, ResponseRequest
-
-_NO_MODERATION = {
-    "type": "error",
-    "code": "moderation_unavailable",
-    "message": "This server has no moderation model.",
-}
+from noria.gateway.schemas.platform import moderated
+from noria.gateway.schemas.responses import ResponseRequest
 
 
 def begun(request: ResponseRequest, *, response_id: str, model: str, created: int) -> Shown:
@@ -66,7 +61,7 @@ def begun(request: ResponseRequest, *, response_id: str, model: str, created: in
     if request.image is not None:
         response["image"] = {"context_compression": "disabled"}
     if request.moderation is not None:
-        response["moderation"] = _moderation(request.moderation)
+        response["moderation"] = moderated()
     return response
 
 
@@ -135,10 +130,6 @@ def _text(request: ResponseRequest) -> Shown:
 
 def _tool(given: Shown) -> Shown:
     return {"description": None, "parameters": None, "strict": False, **given}
-
-
-def _moderation(given: Moderation) -> Shown:
-    return {"input": _NO_MODERATION, "output": _NO_MODERATION}
 
 
 def _plain(value: Any) -> Any:

@@ -16,9 +16,7 @@ from noria.engine.wire.messages import TokenLogprob, Usage
 from noria.engine.wire.tokenizer import Tokenizer
 from noria.gateway.choice import Delta, ScoredToken
 from noria.gateway.cursor import BEGUN, END, TEXT, Cursor, Mark
-
-_LEAST_LOGPROB = -9999.0
-"""Stands for minus infinity, which JSON cannot spell."""
+from noria.gateway.schemas.scores import chat_entries, finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +85,11 @@ class Chunks:
             )
             event = self._finished(event, delta.index, (delta.consumed, TEXT if delta.finish else 0))
         if finish is not None:
-            end = b'%s{"index":%d,"delta":{},"logprobs":null,"finish_reason":"%s"}%s' % (
+            end = b'%s{"index":%d,"delta":{},"logprobs":null,"finish_reason":"%s","stop_reason":%s}%s' % (
                 self._start,
                 delta.index,
                 finish.encode(),
+                orjson.dumps(delta.stop_reason),
                 self._end,
             )
             end = self._finished(end, delta.index, (delta.consumed, END))
@@ -136,8 +135,8 @@ def usage_fields(usage: Usage) -> dict[str, Any]:
         "completion_tokens_details": {
             "reasoning_tokens": usage.reasoning_tokens,
             "audio_tokens": 0,
-            "accepted_prediction_tokens": 0,
-            "rejected_prediction_tokens": 0,
+            "accepted_prediction_tokens": usage.accepted_prediction_tokens,
+            "rejected_prediction_tokens": usage.rejected_prediction_tokens,
         },
     }
 
@@ -145,18 +144,8 @@ def usage_fields(usage: Usage) -> dict[str, Any]:
 def chat_logprobs(
     tokenizer: Tokenizer, tokens: Sequence[ScoredToken], num_top: int, *, as_ids: bool = False
 ) -> dict[str, Any]:
-    """Chat's shape: one entry per token, with its bytes and its `num_top` best alternatives, best first. `as_ids`:
-    tokens are called by their id, as vLLM does."""
-    return {
-        "content": [
-            {
-                **_entry(tokenizer, token.score.token_id, token.score.logprob, as_ids),
-                "top_logprobs": [_entry(tokenizer, *pair, as_ids) for pair in token.score.top[:num_top]],
-            }
-            for token in tokens
-        ],
-        "refusal": None,
-    }
+    """Chat's shape; see `chat_entries`."""
+    return {"content": chat_entries(tokenizer, tokens, num_top, as_ids=as_ids), "refusal": None}
 
 
 def completion_logprobs(
@@ -166,7 +155,7 @@ def completion_logprobs(
     scored = [*prompt, *((token.score.token_id, token.score, token.offset) for token in tokens)]
     return {
         "tokens": [tokenizer.token_text(token_id) for token_id, _, _ in scored],
-        "token_logprobs": [None if score is None else _finite(score.logprob) for _, score, _ in scored],
+        "token_logprobs": [None if score is None else finite(score.logprob) for _, score, _ in scored],
         "top_logprobs": [None if score is None else _alternatives(tokenizer, score, num_top) for _, score, _ in scored],
         "text_offset": [offset for _, _, offset in scored],
     }
@@ -183,7 +172,7 @@ def _by_id(tokenizer: Tokenizer, score: TokenLogprob, num_top: int) -> dict[str,
     best = [(token_id, logprob, rank) for rank, (token_id, logprob) in enumerate(score.top[:num_top], 1)]
     own = (score.token_id, score.logprob, score.rank)
     return {
-        str(token_id): {"logprob": _finite(logprob), "rank": rank, "decoded_token": tokenizer.token_text(token_id)}
+        str(token_id): {"logprob": finite(logprob), "rank": rank, "decoded_token": tokenizer.token_text(token_id)}
         for token_id, logprob, rank in [*best, *([own] if all(entry[0] != own[0] for entry in best) else [])]
     }
 
@@ -191,15 +180,5 @@ def _by_id(tokenizer: Tokenizer, score: TokenLogprob, num_top: int) -> dict[str,
 def _alternatives(tokenizer: Tokenizer, score: TokenLogprob, num_top: int) -> dict[str, float]:
     # Later pairs win where two tokens are spelled alike, so the best go in last.
     pairs = [(score.token_id, score.logprob), *reversed(score.top[:num_top])]
-    best_last = {tokenizer.token_text(token_id): _finite(logprob) for token_id, logprob in pairs}
+    best_last = {tokenizer.token_text(token_id): finite(logprob) for token_id, logprob in pairs}
     return dict(sorted(best_last.items(), key=lambda item: -item[1]))
-
-
-def _entry(tokenizer: Tokenizer, token_id: int, logprob: float, as_id: bool) -> dict[str, Any]:
-    spelled = list(tokenizer.token_bytes(token_id, spell_control=True))
-    name = f"token_id:{token_id}" if as_id else tokenizer.token_text(token_id)
-    return {"token": name, "logprob": _finite(logprob), "bytes": spelled}
-
-
-def _finite(logprob: float) -> float:
-    return logprob if logprob > _LEAST_LOGPROB else _LEAST_LOGPROB

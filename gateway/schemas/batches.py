@@ -61,6 +61,7 @@ class Batch(msgspec.Struct, frozen=True, omit_defaults=True):
     total: int = 0
     faults: list[Fault] = []
     counts: dict[str, int] = {}
+    account: str = ""  # whom its lines are charged to; empty: nobody
 
     @property
     def expires_at(self) -> int:

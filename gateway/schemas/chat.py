@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from noria.gateway.schemas.messages import Content, Message, plain_text, size_beside_text, template_turns
 from noria.gateway.schemas.metadata import Metadata
+from noria.gateway.schemas.platform import Moderation, PromptCacheOptions
 from noria.gateway.schemas.sampling import MAX_LOGPROBS, REFUSED, SamplingFields, combination
 from noria.gateway.schemas.strict import FIRST_FAULT, Strict, at_most
 from noria.gateway.schemas.tools import (
@@ -53,9 +54,7 @@ class ChatRequest(SamplingFields):
 
     refused: ClassVar = REFUSED | {
         "audio": "is not supported: answers are text", "web_search_options": "is not supported by this server",
-        "moderation": "is not supported by this server",
         "best_of": "is not a parameter of chat completions", "echo": "is not supported for chat completions",
-        "prompt_cache_options": "is not supported by this server",
         "documents": "is not supported by this server",
     }  # fmt: skip
 
@@ -69,9 +68,11 @@ class ChatRequest(SamplingFields):
     store: bool = False
     metadata: Metadata = Field(default={})
     prediction: Prediction | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
     prompt_cache_retention: Literal["in_memory"] | None = None
     prompt_cache_key: str | None = Field(None, max_length=4096)
     safety_identifier: str | None = Field(None, max_length=4096)
+    moderation: Moderation | None = None
 
     tools: ToolList = Field(default=[])
     tool_choice: ToolChoice | None = None

@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from noria.gateway.schemas.metadata import Metadata
+from noria.gateway.schemas.platform import Moderation, PromptCacheOptions
 from noria.gateway.schemas.response_items import Items
 from noria.gateway.schemas.sampling import MAX_LOGPROBS, StopString, combination
 from noria.gateway.schemas.strict import FIRST_FAULT, RequestBody, Strict, at_most
@@ -139,33 +140,14 @@ class ResponseStreamOptions(Strict):
     include_obfuscation: bool = False
 
 
-class PromptCacheOptions(Strict):
-    """The prefix cache is implicit, and keeps what the memory holds; `prewarm` fills it without an answer."""
+class ResponseCacheOptions(PromptCacheOptions):
+    """`prewarm` fills the prefix cache without an answer."""
 
-    mode: Literal["implicit"] | None = None
     prewarm: bool = False
-    ttl: Literal["30m"] | None = None
 
 
 class ImageOptions(Strict):
     context_compression: Literal["auto", "disabled"] | None = None
-
-
-class Score(Strict):
-    mode: Literal["score"]
-
-
-class ModerationPolicy(Strict):
-    input: Score | None = None
-    output: Score | None = None
-
-
-class Moderation(Strict):
-    """There is no moderation model here: scores are answered with an error in the response, and `block`, which would
-    have to keep something back, is refused."""
-
-    model: str = Field(min_length=1, max_length=256)
-    policy: ModerationPolicy | None = None
 
 
 class InputFields(RequestBody):
@@ -215,7 +197,7 @@ class ResponseRequest(InputFields):
     metadata: Metadata = Field(default={})
     service_tier: Literal["auto", "default", "flex", "priority"] = "auto"
     prompt_cache_key: str | None = Field(None, max_length=4096)
-    prompt_cache_options: PromptCacheOptions | None = None
+    prompt_cache_options: ResponseCacheOptions | None = None
     prompt_cache_retention: Literal["in_memory"] | None = None
     safety_identifier: str | None = Field(None, max_length=128)
     user: str | None = Field(None, max_length=4096)
@@ -260,7 +242,7 @@ class CompactRequest(InputFields):
     """A conversation to be made short."""
 
     prompt_cache_key: str | None = Field(None, max_length=4096)
-    prompt_cache_options: PromptCacheOptions | None = None
+    prompt_cache_options: ResponseCacheOptions | None = None
     prompt_cache_retention: Literal["in_memory"] | None = None
     service_tier: Literal["auto", "default", "flex", "priority"] = "auto"
     image: ImageOptions | None = None

@@ -55,6 +55,14 @@ def at_most(most: int) -> BeforeValidator:
     return BeforeValidator(check)
 
 
+def deeper_than(value: Any, levels: int) -> bool:
+    """Whether lists and objects are nested more than `levels` deep."""
+    if levels < 0:
+        return True
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return any(deeper_than(item, levels - 1) for item in items)
+
+
 def only_kinds(*kinds: str, error: str, message: str) -> BeforeValidator:
     """Names the `type` of a record that is none of `kinds`, instead of listing every field in it that we do not know.
     `message` may hold `{kind}`."""

@@ -10,11 +10,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
-from noria.gateway.schemas.strict import FIRST_FAULT, Strict, at_most, only_kinds
+from noria.gateway.schemas.strict import FIRST_FAULT, Strict, at_most, deeper_than, only_kinds
 from noria.gateway.tools import Choice, Function, Tools
 
 MAX_TOOLS = 128
-_MAX_DEPTH = 48
+MAX_DEPTH = 48
 """Levels of a function's parameters: a chat template takes no more than 64 of a whole request."""
 
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
@@ -33,8 +33,8 @@ class FunctionSpec(Strict):
         if value is not None and kind != "object":
             shown = {"kind": repr(kind)[:64]}
             raise PydanticCustomError("parameters", "the schema must be of type 'object', got type {kind}", shown)
-        if _deeper_than(value, _MAX_DEPTH):
-            raise PydanticCustomError("parameters", "the schema is nested more than {most} deep", {"most": _MAX_DEPTH})
+        if deeper_than(value, MAX_DEPTH):
+            raise PydanticCustomError("parameters", "the schema is nested more than {most} deep", {"most": MAX_DEPTH})
         return value
 
     def function(self) -> Function:
@@ -140,10 +140,3 @@ def _refuse_duplicates(functions: tuple[Function, ...], param: str) -> None:
 def _require_known(functions: tuple[Function, ...], name: str, param: str) -> None:
     if all(function.name != name for function in functions):
         raise Mismatch(param, f"there is no function with the name {name[:64]!r}")
-
-
-def _deeper_than(value: Any, levels: int) -> bool:
-    if levels < 0:
-        return True
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return any(_deeper_than(item, levels - 1) for item in items)

@@ -9,21 +9,16 @@
 #include "noria_cpu.h"
 
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { TILE = 6 };
 
 typedef struct {
-    const float *q;                 /* [T, Hq, D], tokens q_stride apart */
-    const void *keys, *values;      /* the layer's pools */
-    const int32_t *query_start;     /* [R + 1] */
-    const int32_t *kv_lens;         /* [R] */
-    const int32_t *block_table;     /* [R, table_width]: pages */
-    float *out;                     /* [T, Hq, D] */
-    int64_t q_stride, table_width;
-    int num_heads, num_kv_heads, head_dim, half;
-    float scale;
+    Batch batch;
+    const float *q; /* [T, Hq, D], tokens q_stride apart */
+    Pools pools;
+    float *out;    /* [T, Hq, D] */
+    float *scores; /* for each thread [6, keys of the longest row] */
+    int64_t q_stride, padded;
 } Attention;
 
 INLINE __m256 load(const int half, const void *pool, int64_t index) {
@@ -33,11 +28,11 @@ INLINE __m256 load(const int half, const void *pool, int64_t index) {
 /* N queries of one KV head, row i at q[i], seeing the first limit[i] keys (ascending). scores: N x padded floats. */
 INLINE void attend(const Attention *job, const int half, const int N, const float *const *q, const int32_t *limit, float *const *out,
                    const int32_t *table, int kv_head, float *scores, int64_t padded) {
-    const int dim = job->head_dim;
-    const int64_t page_values = (int64_t)job->num_kv_heads * dim * PAGE, head = (int64_t)kv_head * dim * PAGE;
+    const int dim = (int)job->batch.head_dim;
+    const int64_t page_values = job->batch.num_kv_heads * dim * PAGE, head = (int64_t)kv_head * dim * PAGE;
     const int32_t longest = limit[N - 1];
     const int32_t pages = (longest + PAGE - 1) / PAGE;
-    const __m256 scale = _mm256_set1_ps(job->scale), least = _mm256_set1_ps(-INFINITY);
+    const __m256 scale = _mm256_set1_ps((float)job->batch.scale), least = _mm256_set1_ps(-INFINITY);
     const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     __m256 most[TILE];
     for (int i = 0; i < N; i++) most[i] = least;
@@ -45,13 +40,13 @@ INLINE void attend(const Attention *job, const int half, const int N, const floa
     for (int32_t page = 0; page < pages; page++) {
         int64_t k = table[page] * page_values + head;
         const int64_t width = half ? 2 : 4, following = page + 1 < pages ? table[page + 1] * page_values + head : k;
-        const char *next = (const char *)job->keys + following * width;
+        const char *next = (const char *)job->pools.keys + following * width;
         __m256 acc[TILE][2];
 #pragma GCC unroll 6
         for (int i = 0; i < N; i++) acc[i][0] = acc[i][1] = _mm256_setzero_ps();
         for (int d = 0; d < dim; d++, k += PAGE) {
             if (!half || d % 2 == 0) _mm_prefetch(next + (int64_t)d * PAGE * width, _MM_HINT_T0);
-            __m256 k0 = load(half, job->keys, k), k1 = load(half, job->keys, k + 8);
+            __m256 k0 = load(half, job->pools.keys, k), k1 = load(half, job->pools.keys, k + 8);
 #pragma GCC unroll 6
             for (int i = 0; i < N; i++) {
                 __m256 value = _mm256_broadcast_ss(q[i] + d);
@@ -88,8 +83,8 @@ INLINE void attend(const Attention *job, const int half, const int N, const floa
         /* All queries see these keys; the few keys at the end, that some do not, are added one query at a time. */
         for (; j < limit[0]; j++) {
             const int64_t v = table[j / PAGE] * page_values + head + (int64_t)(j % PAGE) * dim + d;
-            __m256 v0 = load(half, job->values, v);
-            __m256 v1 = wide ? load(half, job->values, v + 8) : _mm256_setzero_ps();
+            __m256 v0 = load(half, job->pools.values, v);
+            __m256 v1 = wide ? load(half, job->pools.values, v + 8) : _mm256_setzero_ps();
 #pragma GCC unroll 6
             for (int i = 0; i < N; i++) {
                 __m256 weight = _mm256_broadcast_ss(scores + i * padded + j);
@@ -99,8 +94,8 @@ INLINE void attend(const Attention *job, const int half, const int N, const floa
         }
         for (; j < longest; j++) {
             const int64_t v = table[j / PAGE] * page_values + head + (int64_t)(j % PAGE) * dim + d;
-            __m256 v0 = load(half, job->values, v);
-            __m256 v1 = wide ? load(half, job->values, v + 8) : _mm256_setzero_ps();
+            __m256 v0 = load(half, job->pools.values, v);
+            __m256 v1 = wide ? load(half, job->pools.values, v + 8) : _mm256_setzero_ps();
 #pragma GCC unroll 6
             for (int i = 0; i < N; i++)
                 if (j < limit[i]) {
@@ -134,10 +129,10 @@ ATTEND(attend_floats, 0)
 ATTEND(attend_halves, 1)
 
 /* Queries [first, end) of a row, all heads that share `kv_head`, six (query, head) pairs at a time. */
-static void attend_queries(const Attention *job, int row, int first, int end, int kv_head, float *scores,
-                           int64_t padded) {
-    const int group = job->num_heads / job->num_kv_heads;
-    const int start = job->query_start[row], computed = job->kv_lens[row] - (job->query_start[row + 1] - start);
+static void attend_queries(const Attention *job, int row, int first, int end, int kv_head, float *scores) {
+    const Batch *batch = &job->batch;
+    const int num_heads = (int)batch->num_heads, group = num_heads / (int)batch->num_kv_heads;
+    const int start = batch->query_start[row], computed = batch->kv_lens[row] - (batch->query_start[row + 1] - start);
     const int pairs = (end - first) * group;
     for (int begin = 0; begin < pairs; begin += TILE) {
         const float *q[TILE];
@@ -146,76 +141,37 @@ static void attend_queries(const Attention *job, int row, int first, int end, in
         const int n = pairs - begin < TILE ? pairs - begin : TILE;
         for (int i = 0; i < n; i++) {
             const int query = first + (begin + i) / group, h = kv_head * group + (begin + i) % group;
-            q[i] = job->q + (start + query) * job->q_stride + (int64_t)h * job->head_dim;
-            out[i] = job->out + ((int64_t)(start + query) * job->num_heads + h) * job->head_dim;
+            q[i] = job->q + (start + query) * job->q_stride + h * batch->head_dim;
+            out[i] = job->out + ((int64_t)(start + query) * num_heads + h) * batch->head_dim;
             limit[i] = computed + query + 1;
         }
-        const int32_t *table = job->block_table + row * job->table_width;
-        (job->half ? attend_halves : attend_floats)(job, n, q, limit, out, table, kv_head, scores, padded);
+        const int32_t *table = batch->block_table + row * batch->table_width;
+        (batch->half ? attend_halves : attend_floats)(job, n, q, limit, out, table, kv_head, scores, job->padded);
     }
 }
 
-/* Attention of T tokens in R rows. tasks [num_tasks, 3]: (row, first query, end), the longest first. `longest` is the
- * largest kv_len. Returns 0, or 1 where there is no memory for the scores. */
-NORIA_API int noria_attention(const float *q, int64_t q_stride, const void *keys, const void *values, int half,
-                              const int32_t *query_start, const int32_t *kv_lens, const int32_t *block_table,
-                              int64_t table_width, const int32_t *tasks, int64_t num_tasks, int num_heads,
-                              int num_kv_heads, int head_dim, float scale, int64_t longest, float *out, int threads) {
-    const Attention job = {q, keys, values, query_start, kv_lens, block_table, out, q_stride, table_width,
-                           num_heads, num_kv_heads, head_dim, half, scale};
-    const int64_t padded = (longest + PAGE - 1) / PAGE * PAGE, all = num_tasks * num_kv_heads;
-    int failed = 0;
-#pragma omp parallel num_threads(threads)
-    {
-        float *scores = aligned_alloc(64, (size_t)(TILE * padded * 4 + 63) / 64 * 64);
-        if (!scores) {
-#pragma omp atomic write
-            failed = 1;
-        }
-#pragma omp for schedule(dynamic, 1) nowait
-        for (int64_t t = 0; t < all; t++) {
-            const int32_t *task = tasks + t / num_kv_heads * 3;
-            if (scores) attend_queries(&job, task[0], task[1], task[2], (int)(t % num_kv_heads), scores, padded);
-        }
-        free(scores);
-    }
-    return failed;
+static void attention_task(const void *given, int64_t index, int worker) {
+    const Attention *job = given;
+    const int32_t *task = job->batch.tasks + index / job->batch.num_kv_heads * 3;
+    attend_queries(job, task[0], task[1], task[2], (int)(index % job->batch.num_kv_heads),
+                   job->scores + worker * TILE * job->padded);
 }
 
-/* Rotate queries and keys of T tokens by their positions' angles and store keys and values at their slots.
- *
- * qkv [T, Hq + 2 Hk, D]; the queries are rotated in place. Pairs of channels are (i, i + rotary / 2); channels beyond
- * `rotary` stay. cos_sin [positions, rotary]: cosines, then sines. slots [T]: page * 16 + place. */
-NORIA_API void noria_rope_write_kv(float *qkv, const float *cos_sin, const int64_t *positions, const int64_t *slots,
-                                   int64_t num_tokens, int num_heads, int num_kv_heads, int head_dim, int rotary,
-                                   void *keys, void *values, int half_kv, int threads) {
-    const int half = rotary / 2;
-#pragma omp parallel for schedule(static) num_threads(threads) if (num_tokens >= 8)
-    for (int64_t t = 0; t < num_tokens; t++) {
-        float *token = qkv + t * (num_heads + 2 * num_kv_heads) * head_dim;
-        const float *c = cos_sin + positions[t] * rotary, *s = c + half;
-        for (int h = 0; h < num_heads + num_kv_heads; h++) {
-            float *x = token + (int64_t)h * head_dim;
-            for (int i = 0; i < half; i++) {
-                const float a = x[i], b = x[i + half];
-                x[i] = a * c[i] - b * s[i];
-                x[i + half] = b * c[i] + a * s[i];
-            }
-        }
-        const int64_t page = slots[t] / PAGE, place = slots[t] % PAGE;
-        for (int h = 0; h < num_kv_heads; h++) {
-            const float *k = token + (int64_t)(num_heads + h) * head_dim, *v = k + (int64_t)num_kv_heads * head_dim;
-            const int64_t to_keys = (page * num_kv_heads + h) * head_dim * PAGE + place;
-            const int64_t to_values = ((page * num_kv_heads + h) * PAGE + place) * head_dim;
-            for (int d = 0; d < head_dim; d++) {
-                if (half_kv) {
-                    ((uint16_t *)keys)[to_keys + (int64_t)d * PAGE] = to_half(k[d]);
-                    ((uint16_t *)values)[to_values + d] = to_half(v[d]);
-                } else {
-                    ((float *)keys)[to_keys + (int64_t)d * PAGE] = k[d];
-                    ((float *)values)[to_values + d] = v[d];
-                }
-            }
-        }
-    }
+INLINE int64_t padded_keys(const Batch *batch) { return (batch->longest + PAGE - 1) / PAGE * PAGE; }
+
+int64_t score_bytes(const Batch *batch, int threads) { return threads * TILE * padded_keys(batch) * 4; }
+
+void add_attention(Program *program, const Batch *batch, Pools pools, const float *q, int64_t q_stride, float *out,
+                   float *scores) {
+    const Attention job = {*batch, q, pools, out, scores, q_stride, padded_keys(batch)};
+    ADD_PHASE(program, attention_task, job, batch->num_tasks * batch->num_kv_heads);
+}
+
+/* Attention of T tokens in R rows. */
+NORIA_API int64_t noria_attention(const Batch *batch, const Pools *pools, const float *q, int64_t q_stride, float *out,
+                                  void *scratch, int threads) {
+    Program program = {.memory = scratch};
+    float *scores = take(&program, score_bytes(batch, threads));
+    add_attention(&program, batch, *pools, q, q_stride, out, scores);
+    return run(&program, threads);
 }

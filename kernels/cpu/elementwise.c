@@ -1,39 +1,127 @@
-/* Norms and the gate of the feed-forward layer: one token at a time, each by one thread. */
+/* Norms, the gate of the feed-forward layer, and the rounding of activations: one row of x is one piece of work. */
 #include "noria_cpu.h"
 
 #include <math.h>
 
-/* y = x / sqrt(mean(x^2) + eps) * weight for the rows of x [rows, width]; width is a multiple of 8. */
-NORIA_API void noria_rms_norm(const float *x, const float *weight, float eps, int64_t rows, int64_t width, float *y,
-                              int threads) {
-#pragma omp parallel for schedule(static) num_threads(threads) if (rows >= 16)
-    for (int64_t r = 0; r < rows; r++) {
-        const float *from = x + r * width;
-        float *to = y + r * width;
-        __m256 squares = _mm256_setzero_ps();
-        for (int64_t i = 0; i < width; i += 8) {
-            __m256 v = _mm256_loadu_ps(from + i);
-            squares = _mm256_fmadd_ps(v, v, squares);
+static const Rounded NOT_ROUNDED = {NULL, NULL, NULL};
+
+Rounded take_rounded(Program *program, int64_t rows, int64_t width) {
+    Rounded rounded;
+    rounded.q = take(program, rows * width * 2);
+    rounded.scale = take(program, rows * (width / GROUP) * 4);
+    rounded.sum = take(program, rows * (width / GROUP) * 4);
+    return rounded;
+}
+
+/* Row `row` of the result from x [width]; width is a multiple of 32. Groups that hold no number, or infinity, get the
+ * scale NaN, so that nothing finite comes of them. */
+void round_row(const float *x, int64_t width, int64_t row, Rounded to) {
+    int16_t *q = to.q + row * width;
+    const int64_t groups = width / GROUP;
+    const __m256i magnitude = _mm256_set1_epi32(INT32_MAX);
+    for (int64_t g = 0; g < groups; g++, x += GROUP, q += GROUP) {
+        __m256 v[4];
+        __m256i top = _mm256_setzero_si256(); /* as integers the magnitudes are ordered too, and NaN is the largest */
+        for (int i = 0; i < 4; i++) {
+            v[i] = _mm256_loadu_ps(x + 8 * i);
+            top = _mm256_max_epi32(top, _mm256_and_si256(_mm256_castps_si256(v[i]), magnitude));
         }
-        const __m256 by = _mm256_set1_ps(1.0f / sqrtf(sum8(squares) / (float)width + eps));
-        for (int64_t i = 0; i < width; i += 8)
-            _mm256_storeu_ps(to + i, _mm256_mul_ps(_mm256_mul_ps(_mm256_loadu_ps(from + i), by), _mm256_loadu_ps(weight + i)));
+        __m128i most = _mm_max_epi32(_mm256_castsi256_si128(top), _mm256_extracti128_si256(top, 1));
+        most = _mm_max_epi32(most, _mm_shuffle_epi32(most, 0x4E));
+        most = _mm_max_epi32(most, _mm_shuffle_epi32(most, 0xB1));
+        const float largest = _mm_cvtss_f32(_mm_castsi128_ps(most));
+        const int finite = _mm_cvtsi128_si32(most) < 0x7F800000, nothing = finite && largest < 1e-30f;
+        const __m256 by = _mm256_set1_ps(!finite || nothing ? 0.0f : 32767.0f / largest);
+        __m256i n[4];
+        for (int i = 0; i < 4; i++) n[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], by));
+        for (int i = 0; i < 4; i += 2) /* packing works within halves of a register */
+            _mm256_storeu_si256((__m256i *)(q + 8 * i),
+                                _mm256_permute4x64_epi64(_mm256_packs_epi32(n[i], n[i + 1]), 0xD8));
+        __m256i sum = _mm256_add_epi32(_mm256_add_epi32(n[0], n[1]), _mm256_add_epi32(n[2], n[3]));
+        __m128i part = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
+        part = _mm_add_epi32(part, _mm_shuffle_epi32(part, 0x4E));
+        part = _mm_add_epi32(part, _mm_shuffle_epi32(part, 0xB1));
+        const float scale = !finite ? NAN : nothing ? 0.0f : largest / 32767.0f;
+        to.scale[row * groups + g] = scale;
+        to.sum[row * groups + g] = scale * (float)_mm_cvtsi128_si32(part);
     }
 }
 
-/* y [rows, width] = silu(gate) * up for gate_up [rows, 2 width] = gate beside up; width is a multiple of 8. */
-NORIA_API void noria_silu_mul(const float *gate_up, int64_t rows, int64_t width, float *y, int threads) {
-    const __m256 one = _mm256_set1_ps(1.0f), zero = _mm256_setzero_ps();
-#pragma omp parallel for schedule(static) num_threads(threads) if (rows >= 8)
-    for (int64_t r = 0; r < rows; r++) {
-        const float *gate = gate_up + r * 2 * width, *up = gate + width;
-        for (int64_t i = 0; i < width; i += 8) {
-            __m256 g = _mm256_loadu_ps(gate + i);
-            /* silu(g) = g / (1 + e^-g); with e^-|g| in [0, 1] nothing overflows. */
-            __m256 small = exp8(_mm256_min_ps(g, _mm256_sub_ps(zero, g)));
-            __m256 top = _mm256_blendv_ps(one, small, g);
-            __m256 s = _mm256_mul_ps(g, _mm256_div_ps(top, _mm256_add_ps(one, small)));
-            _mm256_storeu_ps(y + r * width + i, _mm256_mul_ps(s, _mm256_loadu_ps(up + i)));
-        }
+typedef struct {
+    const float *x, *weight;
+    float *y;
+    Rounded to;
+    int64_t x_stride, width;
+    float eps;
+} RowJob;
+
+static void round_task(const void *given, int64_t row, int worker) {
+    const RowJob *job = given;
+    (void)worker;
+    round_row(job->x + row * job->x_stride, job->width, row, job->to);
+}
+
+static void norm_task(const void *given, int64_t row, int worker) {
+    const RowJob *job = given;
+    (void)worker;
+    const float *x = job->x + row * job->width, *weight = job->weight;
+    float *y = job->y + row * job->width;
+    __m256 squares = _mm256_setzero_ps();
+    for (int64_t i = 0; i < job->width; i += 8) {
+        __m256 v = _mm256_loadu_ps(x + i);
+        squares = _mm256_fmadd_ps(v, v, squares);
     }
+    const __m256 by = _mm256_set1_ps(1.0f / sqrtf(sum8(squares) / (float)job->width + job->eps));
+    for (int64_t i = 0; i < job->width; i += 8)
+        _mm256_storeu_ps(y + i, _mm256_mul_ps(_mm256_mul_ps(_mm256_loadu_ps(x + i), by), _mm256_loadu_ps(weight + i)));
+    if (job->to.q) round_row(y, job->width, row, job->to);
+}
+
+static void silu_mul_task(const void *given, int64_t row, int worker) {
+    const RowJob *job = given;
+    (void)worker;
+    const __m256 one = _mm256_set1_ps(1.0f), zero = _mm256_setzero_ps();
+    const float *gate = job->x + row * 2 * job->width, *up = gate + job->width;
+    float *y = job->y + row * job->width;
+    for (int64_t i = 0; i < job->width; i += 8) {
+        __m256 g = _mm256_loadu_ps(gate + i);
+        /* silu(g) = g / (1 + e^-g); with e^-|g| in [0, 1] nothing overflows. */
+        __m256 small = exp8(_mm256_min_ps(g, _mm256_sub_ps(zero, g)));
+        __m256 top = _mm256_blendv_ps(one, small, g);
+        __m256 s = _mm256_mul_ps(g, _mm256_div_ps(top, _mm256_add_ps(one, small)));
+        _mm256_storeu_ps(y + i, _mm256_mul_ps(s, _mm256_loadu_ps(up + i)));
+    }
+    if (job->to.q) round_row(y, job->width, row, job->to);
+}
+
+void add_rounding(Program *program, const float *x, int64_t x_stride, int64_t rows, int64_t width, Rounded to) {
+    const RowJob job = {.x = x, .to = to, .x_stride = x_stride, .width = width};
+    ADD_PHASE(program, round_task, job, rows);
+}
+
+void add_norm(Program *program, const float *x, const float *weight, float eps, int64_t rows, int64_t width, float *y,
+              Rounded to) {
+    const RowJob job = {x, weight, y, to, width, width, eps};
+    ADD_PHASE(program, norm_task, job, rows);
+}
+
+void add_silu_mul(Program *program, const float *gate_up, int64_t rows, int64_t width, float *y, Rounded to) {
+    const RowJob job = {.x = gate_up, .y = y, .to = to, .width = width};
+    ADD_PHASE(program, silu_mul_task, job, rows);
+}
+
+/* y = x / sqrt(mean(x^2) + eps) * weight for the rows of x [rows, width]; width is a multiple of 8. */
+NORIA_API int64_t noria_rms_norm(const float *x, const float *weight, float eps, int64_t rows, int64_t width, float *y,
+                                 void *scratch, int threads) {
+    Program program = {.memory = scratch};
+    add_norm(&program, x, weight, eps, rows, width, y, NOT_ROUNDED);
+    return run(&program, rows < 16 ? 1 : threads);
+}
+
+/* y [rows, width] = silu(gate) * up for gate_up [rows, 2 width] = gate beside up; width is a multiple of 8. */
+NORIA_API int64_t noria_silu_mul(const float *gate_up, int64_t rows, int64_t width, float *y, void *scratch,
+                                 int threads) {
+    Program program = {.memory = scratch};
+    add_silu_mul(&program, gate_up, rows, width, y, NOT_ROUNDED);
+    return run(&program, rows < 8 ? 1 : threads);
 }

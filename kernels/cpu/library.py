@@ -1,7 +1,7 @@
 """Builds the C library where it is missing, and opens it.
 
-A library built once stays in the user's cache under a name made of its sources, the compiler and the flags. Knows no
-tensor.
+A library built once stays under a name made of its sources and the flags: in the user's cache, or beside the sources
+in an installation that was made to run where no compiler is. Knows no tensor.
 """
 
 from __future__ import annotations
@@ -12,28 +12,33 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
 SOURCES = Path(__file__).parent
+BUNDLED = SOURCES / "built"
+"""Where an image of the engine keeps its library."""
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-O3", "-std=gnu11", "-fopenmp", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno")
 """No contraction: which products and sums are fused is written in the source, so that every build rounds alike."""
 MACHINE_FLAGS = ("-mavx2", "-mfma", "-mf16c")
 BUILD_SECONDS = 180
 
-_P, _I, _L, _F = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
+_P, _I, _L, _F, _D = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float, ctypes.c_double
 _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "noria_runs_here": (_I, []),
     "noria_packed_bytes": (_L, [_I, _L, _L]),
     "noria_pack_floats": (None, [_I, _P, _L, _L, _L, _P]),
     "noria_pack_groups": (None, [_I, _P, _P, _P, _L, _L, _L, _P]),
     "noria_rows": (None, [_I, _P, _L, _P, _L, _P]),
-    "noria_linear": (None, [_I, _P, _P, _L, _L, _P, _L, _L, _P, _L, _I, _P, _I]),
-    "noria_attention": (_I, [_P, _L, _P, _P, _I, _P, _P, _P, _L, _P, _L, _I, _I, _I, _F, _L, _P, _I]),
-    "noria_rope_write_kv": (None, [_P, _P, _P, _P, _L, _I, _I, _I, _I, _P, _P, _I, _I]),
-    "noria_rms_norm": (None, [_P, _P, _F, _L, _L, _P, _I]),
-    "noria_silu_mul": (None, [_P, _L, _L, _P, _I]),
+    # These end with scratch and threads: without scratch they tell how many bytes of it they need.
+    "noria_linear": (_L, [_P, _P, _L, _L, _P, _L, _I, _P, _I]),
+    "noria_attention": (_L, [_P, _P, _P, _L, _P, _P, _I]),
+    "noria_rope_write_kv": (_L, [_P, _P, _P, _P, _I]),
+    "noria_rms_norm": (_L, [_P, _P, _F, _L, _L, _P, _P, _I]),
+    "noria_silu_mul": (_L, [_P, _L, _L, _P, _P, _I]),
+    "noria_layers": (_L, [_P, _P, _L, _P, _D, _P, _P, _I]),
 }
 
 
@@ -62,7 +67,8 @@ def _built(cache: Path) -> Path:
     digest = hashlib.sha256(repr((FLAGS, MACHINE_FLAGS)).encode())
     for source in sorted(SOURCES.glob("*.[ch]")):
         digest.update(source.name.encode() + source.read_bytes())
-    path = cache / f"noria_cpu-{digest.hexdigest()[:16]}.so"
+    name = f"noria_cpu-{digest.hexdigest()[:16]}.so"
+    path = next((place / name for place in (BUNDLED, cache) if (place / name).exists()), cache / name)
     if path.exists():
         return path
     if compiler is None:
@@ -95,8 +101,11 @@ def _run(command: list[str]) -> None:
         raise Unavailable(f"the C compiler failed: {said[0][:200]}")
 
 
-if __name__ == "__main__":  # python -m noria.kernels.cpu.library: build it now, rather than at the first start
+if __name__ == "__main__":  # python -m noria.kernels.cpu.library [--bundle]: now, rather than at the first start
     try:
-        load()
+        if "--bundle" in sys.argv[1:]:
+            print(_built(BUNDLED))  # not opened: the machine that builds an image may be older than those that run it
+        else:
+            load()
     except Unavailable as reason:
-        print(f"plain torch will compute: {reason}")
+        sys.exit(str(reason)) if "--bundle" in sys.argv[1:] else print(f"plain torch will compute: {reason}")

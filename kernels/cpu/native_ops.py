@@ -1,5 +1,5 @@
-"""The operations on the C library: exact weights in their files' own precision, float32 arithmetic, and the same bits
-for a token whoever its batch mates are and however it is computed.
+"""The operations on the C library: weights exactly as their files have them, activations rounded to 16 bits where
+weights are integers, and the same bits for a token whoever its batch mates are and however it is computed.
 
 Hands addresses to C and shapes nothing else. Knows no requests or models.
 """
@@ -7,6 +7,7 @@ Hands addresses to C and shapes nothing else. Knows no requests or models.
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,9 @@ import torch
 from torch import Tensor
 
 from noria.kernels.cpu.library import Unavailable
+from noria.kernels.cpu.structs import Batch, Layer, Linear, Pools, Segment
 from noria.kernels.layout import RaggedLayout
+from noria.kernels.ops import LayerWeights
 from noria.kernels.pools import KVPools
 from noria.kernels.weights import GroupedWeight, Weight
 
@@ -25,7 +28,7 @@ PAGE = 16
 QUERIES_AT_ONCE = 16
 """Queries of a prompt in one piece of work: enough that keys are read seldom, few enough to spread over threads."""
 
-F32, F16, Q4, Q8, Q4_F32, Q8_16 = range(6)  # as in linear.c
+F32, F16, Q4, Q8, Q4_F32, Q8_16 = range(6)  # as in packed.h
 
 
 def check_sizes(hidden_size: int, head_dim: int, ffn_size: int, block_size: int) -> None:
@@ -37,33 +40,37 @@ def check_sizes(hidden_size: int, head_dim: int, ffn_size: int, block_size: int)
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
-    """Outputs that share a kind of weight; `data` is kept alive by its tensor."""
-
-    kind: int
-    data: Tensor  # uint8
-    out_features: int
-
-
-@dataclass(frozen=True, slots=True)
 class PackedLinear:
-    segments: list[Segment]
-    bias: Tensor | None  # [O]
+    """`record` is what C is given; its segments point into `tensors`, which are kept alive here."""
+
+    record: Linear
+    segments: Any  # an array of Segment
+    tensors: list[Tensor]
     out_features: int
     in_features: int
 
 
 @dataclass(frozen=True, slots=True)
-class StepPlan:
-    """`calls` are the arguments that all layers share, as C takes them; the tensors behind them are held as well."""
+class PackedLayers:
+    """`records` are what C is given; the weights that they point to are kept alive in `layers`."""
 
-    layout: RaggedLayout
-    pages: Tensor  # int32 [R, pages of the longest row]
-    tasks: Tensor  # int32 [N, 3]: row, first query, end
-    positions: Tensor  # int64 [T]
-    angles: Tensor  # float32 [positions, D]
-    longest: int
-    scale: float
+    records: Any  # an array of Layer
+    layers: list[LayerWeights]
+
+
+@dataclass(frozen=True, slots=True)
+class NativePools(KVPools):
+    """`records` are what C is given, one for each layer."""
+
+    records: Any  # an array of Pools
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """`batch` is what C is given; the tensors that it points to are kept alive in `tensors`."""
+
+    batch: Batch
+    tensors: tuple[Tensor, ...]
 
 
 class NativeOps:
@@ -74,23 +81,35 @@ class NativeOps:
     def __init__(self, library: ctypes.CDLL, threads: int) -> None:
         self._library = library
         self._threads = threads
-        self._scratch = torch.empty(0)
+        self._scratch = torch.empty(0, dtype=torch.uint8)
+
+    def _run(self, name: str, *arguments: Any) -> None:
+        """Call a function of the library with scratch of the size that it asks for."""
+        function = getattr(self._library, name)
+        needed = function(*arguments, None, self._threads)
+        if len(self._scratch) < needed:
+            self._scratch = torch.empty(needed, dtype=torch.uint8)
+        function(*arguments, self._scratch.data_ptr(), self._threads)
 
     # --- weights --------------------------------------------------------------------------------------------------
 
     def pack_linear(self, parts: Sequence[Weight], bias: Tensor | None = None) -> PackedLinear:
         in_features = parts[0].shape[1]
+        tensors = [] if bias is None else [bias]
         segments: list[Segment] = []
-        run: list[Weight] = []
-        kinds = [_kind(part) for part in parts]
-        for place, part in enumerate(parts):
-            run.append(part)
-            if place + 1 == len(parts) or kinds[place + 1] != kinds[place]:
-                segments.append(self._pack(kinds[place], run))
-                run = []
-        return PackedLinear(segments, bias, sum(part.shape[0] for part in parts), in_features)
+        done = 0
+        for kind, run in itertools.groupby(parts, _kind):
+            some = list(run)
+            out = sum(part.shape[0] for part in some)
+            tensors.append(self._pack(kind, some))
+            at = None if bias is None else bias.data_ptr() + 4 * done
+            segments.append(Segment(tensors[-1].data_ptr(), at, kind, out))
+            done += out
+        array = (Segment * len(segments))(*segments)
+        return PackedLinear(Linear(array, len(segments), in_features, done), array, tensors, done, in_features)
 
-    def _pack(self, kind: int, parts: list[Weight]) -> Segment:
+    def _pack(self, kind: int, parts: list[Weight]) -> Tensor:
+        """uint8, in the layout of packed.h."""
         rows, in_features = sum(part.shape[0] for part in parts), parts[0].shape[1]
         data = torch.zeros(self._library.noria_packed_bytes(kind, rows, in_features), dtype=torch.uint8)
         first = 0
@@ -106,35 +125,16 @@ class NativeOps:
                 floats = part.to(torch.float32).contiguous()
                 self._library.noria_pack_floats(kind, floats.data_ptr(), first, count, in_features, data.data_ptr())
             first += count
-        return Segment(kind, data, rows)
+        return data
 
     def linear(self, x: Tensor, packed: PackedLinear, add_to: Tensor | None = None) -> Tensor:
         rows, width = len(x), packed.out_features
         out = torch.empty(rows, width) if add_to is None else add_to
-        if rows == 0:
-            return out
-        needed = rows * packed.in_features // 32
-        if len(self._scratch) < needed:
-            self._scratch = torch.empty(needed)
-        to, bias = out.data_ptr(), None if packed.bias is None else packed.bias.data_ptr()
-        for segment in packed.segments:
-            self._library.noria_linear(
-                segment.kind,
-                segment.data.data_ptr(),
-                bias,
-                segment.out_features,
-                packed.in_features,
-                x.data_ptr(),
-                x.stride(0),
-                rows,
-                to,
-                width,
-                add_to is not None,
-                self._scratch.data_ptr(),
-                self._threads,
+        if rows:
+            record = ctypes.addressof(packed.record)
+            self._run(
+                "noria_linear", record, x.data_ptr(), x.stride(0), rows, out.data_ptr(), width, add_to is not None
             )
-            to += 4 * segment.out_features
-            bias = None if bias is None else bias + 4 * segment.out_features
         return out
 
     def pack_table(self, weight: Weight, head: PackedLinear | None) -> PackedLinear:
@@ -144,7 +144,7 @@ class NativeOps:
         (segment,) = table.segments
         out = torch.empty(len(ids), table.in_features)
         self._library.noria_rows(
-            segment.kind, segment.data.data_ptr(), table.in_features, ids.data_ptr(), len(ids), out.data_ptr()
+            segment.kind, segment.data, table.in_features, ids.data_ptr(), len(ids), out.data_ptr()
         )
         return out
 
@@ -152,17 +152,16 @@ class NativeOps:
 
     def new_kv_pools(
         self, num_layers: int, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
-    ) -> KVPools:
+    ) -> NativePools:
         pages = num_blocks * block_size // PAGE
-        return KVPools(
-            keys=[torch.zeros(pages, num_kv_heads, head_dim, PAGE, dtype=dtype) for _ in range(num_layers)],
-            values=[torch.zeros(pages, num_kv_heads, PAGE, head_dim, dtype=dtype) for _ in range(num_layers)],
-            block_size=block_size,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-        )
+        keys = [torch.zeros(pages, num_kv_heads, head_dim, PAGE, dtype=dtype) for _ in range(num_layers)]
+        values = [torch.zeros(pages, num_kv_heads, PAGE, head_dim, dtype=dtype) for _ in range(num_layers)]
+        records = [Pools(k.data_ptr(), v.data_ptr()) for k, v in zip(keys, values, strict=True)]
+        return NativePools(keys, values, block_size, num_kv_heads, head_dim, (Pools * num_layers)(*records))
 
-    def plan_step(self, layout: RaggedLayout, positions: Tensor, angles: Tensor, kv: KVPools, scale: float) -> StepPlan:
+    def plan_step(
+        self, layout: RaggedLayout, positions: Tensor, angles: Tensor, kv: KVPools, num_heads: int, scale: float
+    ) -> StepPlan:
         starts: list[int] = layout.query_start.tolist()
         lengths: list[int] = layout.kv_lens.tolist()
         tasks = [
@@ -175,81 +174,75 @@ class NativeOps:
         pages, split = layout.block_table, kv.block_size // PAGE
         if split > 1:
             pages = (pages[..., None] * split + torch.arange(split, dtype=torch.int32)).flatten(1)
-        return StepPlan(
-            layout=layout,
-            pages=pages.contiguous(),
-            tasks=torch.tensor([task[1:] for task in tasks], dtype=torch.int32),
-            positions=positions,
-            angles=angles,
+        tensors = (
+            layout.query_start,
+            layout.kv_lens,
+            pages.contiguous(),
+            torch.tensor([task[1:] for task in tasks], dtype=torch.int32),
+            positions,
+            layout.slot_mapping,
+            angles,
+        )
+        batch = Batch(
+            *(tensor.data_ptr() for tensor in tensors),
+            table_width=pages.shape[1],
+            num_tasks=len(tasks),
+            num_tokens=starts[-1],
             longest=max(lengths, default=0),
+            num_heads=num_heads,
+            num_kv_heads=kv.num_kv_heads,
+            head_dim=kv.head_dim,
+            half=kv.keys[0].dtype == torch.float16,
             scale=scale,
         )
+        return StepPlan(batch, tensors)
 
-    def rope_write_kv(self, qkv: Tensor, kv: KVPools, layer: int, plan: StepPlan) -> Tensor:
-        dim = kv.head_dim
-        num_heads = qkv.shape[1] // dim - 2 * kv.num_kv_heads
-        keys, values = kv.keys[layer], kv.values[layer]
-        self._library.noria_rope_write_kv(
-            qkv.data_ptr(),
-            plan.angles.data_ptr(),
-            plan.positions.data_ptr(),
-            plan.layout.slot_mapping.data_ptr(),
-            len(qkv),
-            num_heads,
-            kv.num_kv_heads,
-            dim,
-            dim,
-            keys.data_ptr(),
-            values.data_ptr(),
-            keys.dtype == torch.float16,
-            self._threads,
-        )
-        return qkv.view(len(qkv), -1, dim)[:, :num_heads]
+    def rope_write_kv(self, qkv: Tensor, kv: NativePools, layer: int, plan: StepPlan) -> Tensor:
+        self._run("noria_rope_write_kv", ctypes.addressof(plan.batch), _at(kv, layer), qkv.data_ptr())
+        return qkv.view(len(qkv), -1, kv.head_dim)[:, : plan.batch.num_heads]
 
-    def ragged_attention(self, q: Tensor, kv: KVPools, layer: int, plan: StepPlan) -> Tensor:
-        num_tokens, num_heads, dim = q.shape
-        out = torch.empty(num_tokens, num_heads * dim)
-        if num_tokens == 0:
-            return out
-        keys = kv.keys[layer]
-        failed = self._library.noria_attention(
-            q.data_ptr(),
-            q.stride(0),
-            keys.data_ptr(),
-            kv.values[layer].data_ptr(),
-            keys.dtype == torch.float16,
-            plan.layout.query_start.data_ptr(),
-            plan.layout.kv_lens.data_ptr(),
-            plan.pages.data_ptr(),
-            plan.pages.shape[1],
-            plan.tasks.data_ptr(),
-            len(plan.tasks),
-            num_heads,
-            kv.num_kv_heads,
-            dim,
-            plan.scale,
-            plan.longest,
-            out.data_ptr(),
-            self._threads,
-        )
-        if failed:
-            raise MemoryError("no memory for the scores of the attention")
+    def ragged_attention(self, q: Tensor, kv: NativePools, layer: int, plan: StepPlan) -> Tensor:
+        out = torch.empty(q.shape[0], q.shape[1] * q.shape[2])
+        if len(q):
+            batch = ctypes.addressof(plan.batch)
+            self._run("noria_attention", batch, _at(kv, layer), q.data_ptr(), q.stride(0), out.data_ptr())
         return out
 
     # --- per token ------------------------------------------------------------------------------------------------
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         out = torch.empty_like(x)
-        self._library.noria_rms_norm(
-            x.data_ptr(), weight.data_ptr(), eps, len(x), x.shape[1], out.data_ptr(), self._threads
-        )
+        self._run("noria_rms_norm", x.data_ptr(), weight.data_ptr(), eps, len(x), x.shape[1], out.data_ptr())
         return out
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         rows, width = len(gate_up), gate_up.shape[1] // 2
         out = torch.empty(rows, width)
-        self._library.noria_silu_mul(gate_up.data_ptr(), rows, width, out.data_ptr(), self._threads)
+        self._run("noria_silu_mul", gate_up.data_ptr(), rows, width, out.data_ptr())
         return out
+
+    # --- the stack ------------------------------------------------------------------------------------------------
+
+    def pack_layers(self, layers: Sequence[LayerWeights]) -> PackedLayers:
+        records = [
+            Layer(
+                layer.attention_norm.data_ptr(),
+                layer.ffn_norm.data_ptr(),
+                *(packed.record for packed in (layer.qkv, layer.output, layer.gate_up, layer.down)),
+            )
+            for layer in layers
+        ]
+        return PackedLayers((Layer * len(records))(*records), list(layers))
+
+    def run_layers(self, x: Tensor, layers: PackedLayers, eps: float, kv: NativePools, plan: StepPlan) -> Tensor:
+        if len(x):
+            batch, count = ctypes.addressof(plan.batch), len(layers.layers)
+            self._run("noria_layers", layers.records, kv.records, count, batch, eps, x.data_ptr())
+        return x
+
+
+def _at(kv: NativePools, layer: int) -> int:
+    return ctypes.addressof(kv.records) + layer * ctypes.sizeof(Pools)
 
 
 def _kind(weight: Weight) -> int:

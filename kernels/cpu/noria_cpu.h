@@ -1,9 +1,9 @@
 /* The CPU kernels of Noria: a plain C ABI, called through ctypes. Shapes and rules are in the .c files.
  *
- * One rule holds for all of them: the floating-point operations done for a token depend on that token's own row, its
- * position and its keys alone, and their order never depends on how many other tokens there are or on how the work is
- * cut over threads. So a token has the same bits alone and in any batch, read in one piece or in chunks, as part of a
- * prompt or as a decoded token. */
+ * One rule holds for all of them: the operations done for a token depend on that token's own row, its position and its
+ * keys alone, and the order of its floating-point operations never depends on how many other tokens there are or on
+ * how the work is cut over threads. So a token has the same bits alone and in any batch, read in one piece or in
+ * chunks, as part of a prompt or as a decoded token. */
 #ifndef NORIA_CPU_H
 #define NORIA_CPU_H
 
@@ -13,7 +13,109 @@
 #define NORIA_API __attribute__((visibility("default")))
 #define INLINE static inline __attribute__((always_inline))
 
-enum { PANEL = 16, PAGE = 16 };
+enum { PANEL = 16, PAGE = 16, GROUP = 32 };
+
+/* --- work over threads: program.c -------------------------------------------------------------------------------- */
+
+/* One piece of a phase's work, done by thread `worker` (0, 1, ...). */
+typedef void Task(const void *job, int64_t index, int worker);
+
+enum { JOB_BYTES = 192 };
+
+/* Pieces 0 .. count - 1 of one kind of work, in any order. A phase begins when all of the one before are done. */
+typedef struct Phase {
+    Task *task;
+    struct Phase *following;
+    int64_t count;
+    int64_t next;    /* the piece to be taken next */
+    int32_t done;    /* pieces */
+    int32_t asleep;  /* threads that wait for the rest */
+    unsigned char job[JOB_BYTES] __attribute__((aligned(64)));
+} __attribute__((aligned(64))) Phase;
+
+/* Phases one after the other, with the memory that they work in. With `memory` NULL nothing is stored and `used` tells
+ * how much would have been: so a program is built twice, once to be measured. */
+typedef struct {
+    char *memory;
+    int64_t used;
+    Phase *first, *last;
+} Program;
+
+void *take(Program *program, int64_t bytes); /* 64-byte aligned */
+void append(Program *program, Task *task, const void *job, int64_t job_bytes, int64_t count);
+#define ADD_PHASE(program, task, job, count)                                                                           \
+    do {                                                                                                               \
+        _Static_assert(sizeof(job) <= JOB_BYTES, "a job must fit into its phase");                                     \
+        append(program, task, &(job), sizeof(job), count);                                                             \
+    } while (0)
+int64_t run(Program *program, int threads); /* returns `used`; does nothing more where `memory` is NULL */
+
+/* --- what the operations are given: mirrored in structs.py -------------------------------------------------------- */
+
+/* Outputs of a linear layer that share a kind of weight; see linear.c. */
+typedef struct {
+    const uint8_t *data;
+    const float *bias; /* [out] or NULL */
+    int64_t kind, out;
+} Segment;
+
+typedef struct {
+    const Segment *segments;
+    int64_t num_segments, in, out;
+} Linear;
+
+typedef struct {
+    const float *attention_norm, *ffn_norm; /* [hidden] */
+    Linear qkv, output, gate_up, down;
+} Layer;
+
+/* The rows of a step: R rows, T tokens. */
+typedef struct {
+    const int32_t *query_start; /* [R + 1] */
+    const int32_t *kv_lens;     /* [R] */
+    const int32_t *block_table; /* [R, table_width]: pages */
+    const int32_t *tasks;       /* [num_tasks, 3]: row, first query, end; the longest first */
+    const int64_t *positions;   /* [T] */
+    const int64_t *slots;       /* [T]: page * 16 + place */
+    const float *cos_sin;       /* [positions, D]: cosines, then sines, of a position's angles */
+    int64_t table_width, num_tasks, num_tokens, longest;
+    int64_t num_heads, num_kv_heads, head_dim;
+    int64_t half; /* whether the pools hold halves */
+    double scale; /* of the scores */
+} Batch;
+
+/* A layer's pools: keys [pages, Hk, D, 16], values [pages, Hk, 16, D]. */
+typedef struct {
+    void *keys, *values;
+} Pools;
+
+/* --- operations as phases ---------------------------------------------------------------------------------------- */
+
+/* Rows of activations rounded to 16 bits in groups of 32 channels: x = scale * q. sum: of a group's rounded values. */
+typedef struct {
+    int16_t *q;           /* [rows, width] */
+    float *scale, *sum;   /* [rows, width / 32] */
+} Rounded;
+
+int takes_rounded(const Linear *linear);
+Rounded take_rounded(Program *program, int64_t rows, int64_t width);
+void add_rounding(Program *program, const float *x, int64_t x_stride, int64_t rows, int64_t width, Rounded to);
+/* y [rows, out] = x W^T + bias, added to what y holds where `add`. `rounded` is x, for segments that take it so. */
+void add_product(Program *program, const Linear *linear, const float *x, int64_t x_stride, Rounded rounded, int64_t rows,
+                 float *y, int64_t y_stride, int add, int threads);
+/* These two also round what they write where `to.q` is not NULL. */
+void add_norm(Program *program, const float *x, const float *weight, float eps, int64_t rows, int64_t width, float *y,
+              Rounded to);
+void add_silu_mul(Program *program, const float *gate_up, int64_t rows, int64_t width, float *y, Rounded to);
+void add_rope(Program *program, const Batch *batch, Pools pools, float *qkv);
+void add_attention(Program *program, const Batch *batch, Pools pools, const float *q, int64_t q_stride, float *out,
+                   float *scores);
+/* Bytes of scores that the threads need together. */
+int64_t score_bytes(const Batch *batch, int threads);
+
+void round_row(const float *x, int64_t width, int64_t row, Rounded to);
+
+/* --- arithmetic -------------------------------------------------------------------------------------------------- */
 
 INLINE __m256 half8(const void *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
 

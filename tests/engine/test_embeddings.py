@@ -49,7 +49,7 @@ def test_company_changes_no_bit(folder: Path, kind: str, options: dict[str, obje
 
 
 @pytest.mark.parametrize("kind", ["mean", "last"])
-@pytest.mark.parametrize("options", [{}, {"max_batch_tokens": 17}, {"kv_memory": "200KiB"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"max_batch_tokens": 17}, {"kv_memory": "100KiB"}], ids=str)
 def test_chunks_cached_prefixes_and_scarce_memory_change_rounding_alone(
     folder: Path, engine: OfflineEngine, kind: str, options: dict[str, object]
 ) -> None:

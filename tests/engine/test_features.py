@@ -15,6 +15,7 @@ from noria.engine.execution.step import StepInput
 from noria.engine.live import LiveRequest
 from noria.engine.offline import OfflineEngine
 from noria.engine.scheduling.scheduler import Scheduler
+from noria.engine.scheduling.speculation import Drafter
 from noria.engine.wire.messages import Claimed, GenerationRequest, Grammar, SamplingParams
 
 GREEDY = {"temperature": 0.0}
@@ -82,7 +83,7 @@ def engine_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...
     engines: list[OfflineEngine] = []
 
     def build(**options: Any) -> OfflineEngine:
-        engines.append(OfflineEngine(EngineConfig(model=model, **{"kv_memory": "4MiB", **options})))
+        engines.append(OfflineEngine(EngineConfig(model=model, **{"kv_memory": "4MiB", "kv_dtype": "fp32", **options})))
         return engines[-1]
 
     yield build
@@ -150,17 +151,25 @@ def test_preemption_at_any_moment_changes_nothing(
 
 
 def test_a_right_prediction_is_taken_whole_and_a_wrong_one_harms_nobody(
-    engine_of: Callable[..., OfflineEngine], alone: list[Answer]
+    engine_of: Callable[..., OfflineEngine], alone: list[Answer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    told: list[tuple[int, int]] = []  # right and wrong guesses, for each frame
+    take = Drafter.take_predicted
+    monkeypatch.setattr(Drafter, "take_predicted", lambda drafter: told.append(take(drafter) or (0, 0)))
     engine = engine_of(**SPECULATING)
     asked = requests()[1]
     fields = {name: getattr(asked, name) for name in asked.__struct_fields__}
     tokens = alone[1][0]
-    num_steps = []
+    num_steps, tried = [], []
     for prediction in (tokens, [*tokens[:9], 5, *tokens[9:]], [5, 6, 7, 8] * 10):
         steps: list[int] = []
+        told.clear()
         request = GenerationRequest(**fields | {"prediction": prediction})
         assert run(engine, [request], lambda _, steps=steps: steps.append(1)) == [alone[1]]
         num_steps.append(len(steps))
+        tried.append((sum(right for right, _ in told), sum(wrong for _, wrong in told)))
+    assert tried[0] == (len(tokens) - num_steps[0], 0)
+    assert tried[1][0] > 9 and tried[1][1] > 0
+    assert tried[2][0] == 0
     assert num_steps[0] == 1 + -(-(len(tokens) - 1) // 6), "all guesses were right"
     assert num_steps[0] < num_steps[1] <= num_steps[0] + 4

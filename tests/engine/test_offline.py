@@ -52,7 +52,7 @@ def test_company_changes_nothing(engine: OfflineEngine, prompts: list[list[int]]
         assert [g.token_ids for g in together] == [alone[i] for i in order]
 
 
-@pytest.mark.parametrize("options", [{"policy": "orca"}, {"max_batch_size": 2}, {"kv_memory": "6MiB"}])
+@pytest.mark.parametrize("options", [{"policy": "orca"}, {"max_batch_size": 2}, {"kv_memory": "3MiB"}])
 def test_policy_batch_size_and_preemption_change_nothing(
     options: dict[str, object], prompts: list[list[int]], alone: list[list[int]]
 ) -> None:

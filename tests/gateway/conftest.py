@@ -106,6 +106,7 @@ class ScriptedEngine(threading.Thread):
         self.card = msgspec.structs.replace(base, **(card or {}))
         self.answer = "Hello, wörld 🎉! One two three four five."
         self.answer_ids: list[int] | None = None  # instead of `answer`
+        self.predicted: tuple[int, int] | None = None  # guesses of a prediction, right and wrong, with every token
         self.logprob: Callable[[GenerationRequest], float] = lambda _: -0.25  # of every token
         self.pace = 0.0
         self.fail_with: str | None = None
@@ -200,7 +201,18 @@ class ScriptedEngine(threading.Thread):
         if done == 0 and sampling.prompt_logprobs is not None:
             prompt = [None, *(self._score(request, i, sampling.prompt_logprobs) for i in request.prompt[1:])]
         usage = Usage(len(request.prompt), done + len(ids)) if finish else None
-        return TokenFrame(request.id, claimed.epoch, done, ids, scores, finish, usage, None, prompt)
+        predicted = None if request.prediction is None else self.predicted
+        return TokenFrame(
+            request.id,
+            claimed.epoch,
+            done,
+            ids,
+            scores,
+            finish,
+            usage,
+            prompt_logprobs=prompt,
+            predicted=predicted,
+        )
 
     def _score(self, request: GenerationRequest, token_id: int, num_top: int) -> TokenLogprob:
         own = self.logprob(request)

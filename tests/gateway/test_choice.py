@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -43,8 +44,10 @@ def test_a_request_taken_over_by_another_engine_reads_as_if_nothing_had_happened
     first = frames(ids, cuts)[:-1][:heard]
     again = frames(ids, other_cuts, epoch=2)
     zombie = frames(ids, cuts)[:heard]  # the old engine still speaks
+    again[-1] = msgspec.structs.replace(again[-1], predicted=(2, 1))
     reader = ChoiceReader(0, tokenizer, TextOptions())
     whole = read(reader, [*first, *first, *again, *zombie, *again])
+    assert (reader.predicted_right, reader.predicted_wrong) == (2, 1)
     assert whole.text == TEXT
     assert whole.finish == "length"
     assert (reader.num_tokens, reader.prompt_tokens, reader.cached_tokens) == (len(ids), 3, 1)

@@ -101,9 +101,21 @@ def test_bare_paths_and_trailing_slashes_work(client):
     assert client.post(CHAT + "/", json=BODY).status_code == 200
 
 
-def test_cors_is_off_unless_asked_for(client, launch, store_url):
+def test_any_page_may_call_a_server_that_asks_for_a_key(client):
     origin = {"origin": "https://app.example"}
-    assert "access-control-allow-origin" not in client.get("/healthz", headers=origin).headers
+    asked = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,x-stainless-os"}
+    preflight = client.options(CHAT, headers={**origin, **asked})
+    assert preflight.status_code == 200 and "x-stainless-os" in preflight.headers["access-control-allow-headers"]
+    for body, status in ((BODY, 200), ({}, 400)):
+        answer = client.post(CHAT, json=body, headers=origin)
+        assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (status, "*")
+        assert "x-request-id" in answer.headers["access-control-expose-headers"]
+
+
+def test_no_page_may_call_a_server_that_is_open_unless_the_operator_says_so(launch, store_url):
+    origin = {"origin": "https://app.example"}
+    with launch.gateway(store_url, api_key="").client(key=None) as unasked:
+        assert "access-control-allow-origin" not in unasked.get("/healthz", headers=origin).headers
     gateway = launch.gateway(store_url, cors_origins="https://app.example")
     with gateway.client(key=None) as other:
         assert other.get("/healthz", headers=origin).headers["access-control-allow-origin"] == "https://app.example"

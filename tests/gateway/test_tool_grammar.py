@@ -9,7 +9,7 @@ import pytest
 from noria.engine.grammar import binding
 from noria.gateway.text.parsers.catalog import ParserPlan
 from noria.gateway.text.pieces import joined
-from noria.gateway.tool_grammar import GRAMMAR_FORMATS, forced_grammar, free_grammar
+from noria.gateway.tool_grammar import GRAMMAR_FORMATS, MAX_CALLS, forced_grammar, free_grammar
 from noria.gateway.tools import Function
 
 EOS = 256
@@ -46,6 +46,8 @@ def test_a_forced_call_is_one_and_the_parser_reads_it(compiler, form, call):
     many = forced_grammar(form, FUNCTIONS, many=True, opened=None, param="tools")
     assert fits(compiler, one, call) and fits(compiler, many, f"{call}\n{call}")
     assert not fits(compiler, one, f"{call}\n{call}")
+    calls = "\n".join([call] * MAX_CALLS)
+    assert fits(compiler, many, calls) and not fits(compiler, many, f"{calls}\n{call}")
     for wrong in (
         "Hello",
         call.replace("weather", "whether"),

@@ -1,9 +1,12 @@
 -- CANCEL: a queued request ends at once, a running one is told to its engine, a finished one is no matter.
--- Returns {'queued', ending} | {'running'} | {'unknown'}.
-local id = ARGV[1]
+-- ARGV: id, output tokens that its client has had ('': all that there are), and for the ledger why it ends ('':
+-- cancelled). Returns {'queued', ending} | {'running'} | {'unknown'}.
+local id, counted, why = ARGV[1], ARGV[2], ARGV[3]
 local request = pool .. 'request:' .. id
 local engine = redis.call('HGET', request, 'engine')
 if not engine then return {'unknown'} end
+if counted ~= '' then redis.call('HSET', request, 'counted', counted) end
+if why ~= '' then redis.call('HSET', request, 'why', why) end
 if engine == '' then
   local last = end_queued(id, 'cancelled')
   settle_if_idle()

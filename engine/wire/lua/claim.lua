@@ -25,10 +25,14 @@ local trial = redis.call('HGET', pool .. 'trials', engine)
 
 -- FINISH: the estimate prompt + max_tokens in the tenant's account becomes the true count (virtual token counter).
 local drained = 0
-local function finish(id, epoch, completion)
+local function finish(id, epoch, completion, details)
   local request = pool .. 'request:' .. id
   local f = redis.call('HMGET', request, 'engine', 'epoch', 'class', 'tenant', 'tokens', 'weight', 'prompt')
   if f[1] ~= engine or f[2] ~= epoch then return end
+  if details ~= '' then
+    local cached, reason, prefill, decode = string.match(details, '^(%d+) (%a+) (%d+) (%d+)$')
+    note_usage(id, completion, tonumber(cached), reason, engine, prefill, decode)
+  end
   redis.call('DEL', request, pool .. 'progress:' .. id)
   redis.call('HDEL', owned, id)
   if id == trial then
@@ -42,9 +46,9 @@ local function finish(id, epoch, completion)
     redis.call('HDEL', pool .. 'finish_tags', class .. '/' .. tenant)
   end
 end
-for i = 11, 10 + 3 * num_finished, 3 do
+for i = 11, 10 + 4 * num_finished, 4 do
   local id = ARGV[i]
-  if not try(finish, id, ARGV[i + 1], tonumber(ARGV[i + 2])) then -- its record is broken, but its answer is out
+  if not try(finish, id, ARGV[i + 1], tonumber(ARGV[i + 2]), ARGV[i + 3]) then -- its record is broken, but its answer is out
     redis.call('DEL', pool .. 'request:' .. id, pool .. 'progress:' .. id)
     redis.call('HDEL', owned, id)
   end
@@ -84,7 +88,7 @@ end
 local fenced, endings = {}, {}
 if resync then
   local known = {}
-  for i = 11 + 3 * num_finished, #ARGV do
+  for i = 11 + 4 * num_finished, #ARGV do
     known[ARGV[i]] = true
     if redis.call('HEXISTS', owned, ARGV[i]) == 0 then fenced[#fenced + 1] = ARGV[i] end
   end
@@ -125,7 +129,8 @@ end
 local function fits(f)
   return tonumber(f[1]) <= blocks[f[9]] - blocks_taken
 end
-local FIELDS = {'cost', 'tokens', 'size', 'epoch', 'skipped', 'tenant', 'weight', 'seq', 'class', 'done'}
+local FIELDS = {'cost', 'tokens', 'size', 'epoch', 'skipped', 'tenant', 'weight', 'seq', 'class', 'done',
+  'account'}
 
 local function look(id)
   local f = redis.call('HMGET', pool .. 'request:' .. id, unpack(FIELDS))
@@ -141,6 +146,7 @@ local function take(id, f) -- returns nothing; the queues and the engine's set c
   take_from_queue(id, f[9], f[6], tonumber(f[3]), tonumber(f[2]))
   redis.call('HSET', pool .. 'request:' .. id, 'engine', engine, 'epoch', epoch)
   redis.call('HDEL', pool .. 'request:' .. id, 'skipped')
+  if f[11] then redis.call('HSETNX', pool .. 'request:' .. id, 'claimed', now) end
   redis.call('HSET', owned, id, epoch .. ' ' .. f[8] .. (f[10] and ' done' or ''))
   hand_over(id, epoch, f[8])
   blocks_taken = blocks_taken + tonumber(f[1])

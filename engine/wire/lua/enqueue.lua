@@ -5,6 +5,7 @@ local cost, block_size, prompt, tokens = ARGV[6], ARGV[7], ARGV[8], tonumber(ARG
 local weight, deadline, priority, logged = ARGV[10], ARGV[11], tonumber(ARGV[12]), ARGV[13]
 local max_depth, max_bytes = tonumber(ARGV[14]), tonumber(ARGV[15])
 local max_tenant_depth, max_tenant_bytes = tonumber(ARGV[16]), tonumber(ARGV[17])
+local account, billed = ARGV[18], ARGV[19] -- whom the ledger names, '' for none; prompt tokens that it counts
 
 local request = pool .. 'request:' .. id
 if redis.call('EXISTS', request) == 1 then return {'known'} end
@@ -27,6 +28,7 @@ local place = exact(priority * 2 ^ 32 + arrival)
 redis.call('HSET', request, 'body', body, 'size', #body, 'class', class, 'tenant', tenant, 'gateway', gateway,
   'cost', cost, 'block_size', block_size, 'prompt', prompt, 'tokens', tokens, 'weight', weight, 'deadline', deadline,
   'place', place, 'arrival', arrival, 'logged', logged, 'engine', '', 'epoch', 0, 'seq', 0, 'attempts', 0)
+if account ~= '' then redis.call('HSET', request, 'account', account, 'billed', billed, 'accepted', now) end
 redis.call('PEXPIRE', request, DAY)
 local start = redis.call('ZSCORE', pool .. 'turns:' .. class, tenant)
 if not start then

@@ -101,6 +101,32 @@ local function give_back(class, tenant, amount, weight)
   return tag
 end
 
+-- Calls `work`; returns true and its result, or false and what went wrong. What says that the store cannot be written now
+-- is nobody's fault and goes through.
+local CANNOT_WRITE = {OOM = true, READONLY = true, MISCONF = true, NOREPLICAS = true}
+local function try(work, ...)
+  local ok, result = pcall(work, ...)
+  if ok then return true, result end
+  local problem = type(result) == 'table' and result.err or tostring(result)
+  if CANNOT_WRITE[string.match(problem, '^%-?(%u+)') or ''] then error(result, 0) end
+  return false, problem
+end
+
+-- One entry of the ledger: what a request with an account has used, written in the very script that ends it, so that
+-- there is one for each, whoever dies. `counted` is what its client has had, where its gateway stopped reading before
+-- the engine stopped. A request that no engine ever took has used nothing.
+local function note_usage(id, output, cached, reason, engine, prefill, decode)
+  local f = redis.call('HMGET', pool .. 'request:' .. id, 'account', 'class', 'billed', 'accepted', 'claimed', 'counted',
+    'why')
+  if not f[1] then return end
+  if f[6] then output = math.min(output, tonumber(f[6])) end
+  if f[7] and reason == 'cancelled' then reason = f[7] end
+  redis.call('XADD', pool .. 'ledger', '*', 'id', id, 'account', f[1], 'class', f[2], 'at', now,
+    'prompt', f[5] and f[3] or 0, 'cached', math.min(cached, f[5] and tonumber(f[3]) or 0), 'output', output,
+    'reason', reason, 'engine', engine, 'queue_ms', (f[5] or now) - f[4], 'prefill_ms', prefill, 'decode_ms', decode)
+  redis.call('PEXPIRE', pool .. 'ledger', 30 * DAY)
+end
+
 -- Lets go of a request that ends here in the store. Returns what its final frames need, its progress too: an engine
 -- may have died between recording a frame and publishing it. The caller publishes them, because the streams lie in
 -- other slots, and takes the ending out of `endings` then. Until that is done every reaper gets it too, so that no lost
@@ -109,8 +135,9 @@ local function ending(id, reason)
   local request = pool .. 'request:' .. id
   local f = redis.call('HMGET', request, 'gateway', 'epoch', 'seq', 'prompt', 'logged')
   local progress = redis.call('GET', pool .. 'progress:' .. id) or ''
-  redis.call('DEL', request, pool .. 'progress:' .. id)
   local function number(text) return tonumber(text or 0) or 0 end -- of a record that is broken, too
+  try(note_usage, id, number(f[3]), 0, reason, '', 0, 0)
+  redis.call('DEL', request, pool .. 'progress:' .. id)
   local last = {id, f[1] or '', number(f[2]) + 1, number(f[3]), number(f[4]), number(f[5]), reason, progress}
   redis.call('HSET', pool .. 'endings', id, cmsgpack.pack(last))
   redis.call('PEXPIRE', pool .. 'endings', DAY)
@@ -121,17 +148,6 @@ local function dead_letter(id, reason, length)
   local f = redis.call('HMGET', pool .. 'request:' .. id, 'attempts', 'engines', 'body')
   redis.call('XADD', pool .. 'dead', 'MAXLEN', '~', length, '*', 'id', id, 'attempts', f[1] or 0,
     'engines', f[2] or '', 'error', reason, 'request', f[3] or '')
-end
-
--- Calls `work`; returns true and its result, or false and what went wrong. What says that the store cannot be written now
--- is nobody's fault and goes through.
-local CANNOT_WRITE = {OOM = true, READONLY = true, MISCONF = true, NOREPLICAS = true}
-local function try(work, ...)
-  local ok, result = pcall(work, ...)
-  if ok then return true, result end
-  local problem = type(result) == 'table' and result.err or tostring(result)
-  if CANNOT_WRITE[string.match(problem, '^%-?(%u+)') or ''] then error(result, 0) end
-  return false, problem
 end
 
 -- Does one request's part of a script. A record that a script stumbles over (another version's, or edited by hand) must

@@ -6,6 +6,7 @@ import json
 import re
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import jsonschema
 import numpy as np
@@ -14,7 +15,7 @@ import pytest
 from bench.grammar_walk import allowed
 from noria.engine.execution.step import NoMask
 from noria.engine.grammar import matcher as matcher_module
-from noria.engine.grammar.binding import GrammarError
+from noria.engine.grammar.binding import GrammarError, GrammarsUnavailable
 from noria.engine.grammar.grammars import Grammars
 from noria.engine.grammar.matcher import MaskFiller, Matcher, PendingMask, Words
 from noria.engine.wire.messages import Grammar, TokenizerFiles
@@ -136,6 +137,21 @@ def test_a_limit_ends_a_grammar_and_not_the_next(smollm_files: TokenizerFiles, l
         assert grammars.compile(Grammar("regex", "[g-k]+")).result(60)
         assert grammars.compile(grammar).done(), "what hit a limit is not tried again at once"
         assert (grammars.counts.failed, grammars.counts.compiled) == (1, 1)
+    finally:
+        grammars.close()
+
+
+def test_a_library_that_is_not_there_is_the_servers_fault(
+    smollm_files: TokenizerFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tvm_ffi.py").write_text("raise ModuleNotFoundError('No module named tvm_ffi')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    grammars = Grammars(smollm_files, vocab_size=49152, stop_token_ids=[EOS])
+    try:
+        with pytest.raises(GrammarsUnavailable, match="cannot be loaded here: No module named tvm_ffi"):
+            grammars.compile(Grammar("regex", "a")).result(60)
+        (tmp_path / "tvm_ffi.py").unlink()
+        assert grammars.compile(Grammar("regex", "a")).result(60), "mended while the engine runs"
     finally:
         grammars.close()
 

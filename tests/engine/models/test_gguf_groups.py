@@ -13,7 +13,7 @@ from gguf.quants import dequantize
 
 from noria.engine.models.gguf_file import GGUFFile
 from noria.engine.models.gguf_groups import read_groups
-from noria.kernels.ops import Sizes, choose
+from noria.kernels.choice import Sizes, choose
 
 KINDS = ["Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K"]
 

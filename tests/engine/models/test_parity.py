@@ -26,12 +26,13 @@ from noria.engine.models.decoder import Decoder
 from noria.engine.models.gguf_checkpoint import GGUFCheckpoint
 from noria.engine.models.safetensors_checkpoint import SafetensorsCheckpoint
 from noria.engine.models.source import resolve
+from noria.kernels.choice import Sizes, choose
 from noria.kernels.layout import RaggedLayout
-from noria.kernels.ops import Sizes, choose
 from noria.kernels.pools import KVPools
 
 BLOCK_SIZE = 16
 BLOCKS_PER_ROW = 40
+TOLERANCE = {"native": 1e-3, "torch": 1e-4}  # of the demo model: activations rounded to 16 bits, or not
 
 
 def pools_for(model: Decoder, num_rows: int) -> KVPools:
@@ -111,7 +112,8 @@ def demo(request: pytest.FixtureRequest) -> tuple[Decoder, Any]:
 
 def test_demo_logits_equal_transformers(demo: tuple[Decoder, Any]) -> None:
     model, reference = demo
-    check_ragged(model, reference, random_prompts(model.spec.vocab_size, [3, 20, 1, 70, 17, 33]), 1e-4)
+    prompts = random_prompts(model.spec.vocab_size, [3, 20, 1, 70, 17, 33])
+    check_ragged(model, reference, prompts, TOLERANCE[model.ops.name])
 
 
 def test_native_logits_have_the_same_bits_however_they_are_computed(demo: tuple[Decoder, Any]) -> None:
@@ -177,7 +179,8 @@ def test_demo_embeddings_equal_transformers(demo: tuple[Decoder, Any]) -> None:
             expected = hidden.mean(dim=0) if kind == "mean" else hidden[-1]
             found = torch.frombuffer(bytearray(vector), dtype=torch.float32)
             assert float(torch.cosine_similarity(found, expected, dim=0)) > 0.999999
-            assert float((found - expected).abs().max()) < 1e-4 * float(expected.abs().max())
+            tolerance = TOLERANCE[model.ops.name] * float(expected.abs().max())
+            assert float((found - expected).abs().max()) < tolerance
 
 
 LLAMA3_ROPE = {

@@ -77,7 +77,12 @@ class Life:
     finishes: list[str] = field(default_factory=list)
     next_start: int = -1
     num_preemptions: int = 0
+    num_iterations: int = 0  # completed
     cancelled: bool = False
+
+    @property
+    def num_begun(self) -> int:
+        return self.num_iterations + self.request.in_flight
 
 
 Plan = list[tuple[str, int, int, bool, bool, bool, tuple[int, ...], tuple[int, ...]]]
@@ -203,10 +208,10 @@ class SimulatedEngine:
         life.next_start = -2 if row.draft else end  # known once it is clear how many guesses were right
 
     def check_first_come_first_served(self) -> None:
-        alive = sorted((life.request for life in self.lives.values() if not life.finishes), key=lambda r: r.order)
+        alive = sorted((life for life in self.lives.values() if not life.finishes), key=lambda life: life.request.order)
         for earlier, later in pairwise(alive):
-            if earlier.class_rank == later.class_rank:
-                assert earlier.num_iterations >= later.num_iterations
+            if earlier.request.class_rank == later.request.class_rank:
+                assert earlier.num_begun >= later.num_begun
 
     def collect(self) -> None:
         """Execute and complete the oldest plan."""
@@ -222,6 +227,7 @@ class SimulatedEngine:
         for progress in self.scheduler.complete(batch, sampled):
             self.note(progress)
         for row, tokens in zip(batch.rows, sampled, strict=True):
+            self.lives[row.request.id].num_iterations += 1
             if row.draft:
                 self.lives[row.request.id].next_start = row.start + len(tokens)
 

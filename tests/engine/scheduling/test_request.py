@@ -24,14 +24,19 @@ def request_of(output: list[int], *, max_tokens: int = 4, min_tokens: int = 0) -
         ([1, 1], 0, 5, "length"),  # the context is full
     ],
 )
-def test_finish_after(output: list[int], min_tokens: int, max_model_len: int, finish: str | None) -> None:
-    request = request_of(output, min_tokens=min_tokens)
-    assert request.finish_after(output[-1], max_model_len) == finish
+def test_the_newest_token_may_end_it(
+    output: list[int], min_tokens: int, max_model_len: int, finish: str | None
+) -> None:
+    request = request_of(output[:-1], min_tokens=min_tokens)
+    assert request.extend(output[-1:], max_model_len) == (tuple(output[-1:]), finish)
+    assert request.tokens[3:] == output
 
 
-def test_a_prompt_is_no_output_even_if_it_ends_in_a_stop_token() -> None:
-    request = Request("r", [7, 9], 2, 0, stop_ids=frozenset({9}))
-    assert request.finish_after(9, 100) == "length"
+def test_what_was_sampled_beyond_the_end_is_dropped() -> None:
+    request = request_of([1])
+    assert request.extend([1, 9, 1], 100) == ((1, 9), "stop")
+    assert request.tokens[3:] == [1, 1, 9]
+    assert request_of([1]).extend([1, 1, 1, 1], 100) == ((1, 1, 1), "length")
 
 
 def test_counts_replace_phases() -> None:

@@ -42,6 +42,17 @@ def test_a_prediction_is_followed_from_the_start_and_found_again_after_a_detour(
     assert drafter.propose([*prompt, 10, 11, 12, 99, 13, 14], 3, 2, 1) == (15,)
 
 
+def test_what_became_of_a_prediction_is_counted_apart_from_other_guesses() -> None:
+    drafter, prompt = Drafter([10, 11, 12, 13]), [1, 2, 3, 1, 2]
+    assert drafter.take_predicted() is None
+    drafter.propose(prompt, 5, 2, 1)
+    drafter.learn(2, 1)
+    assert drafter.propose([*prompt, 10, 5, 1, 2], 5, 2, 1) == (10, 5), "its own text"
+    drafter.learn(2, 2)
+    assert drafter.take_predicted() == (1, 1)
+    assert drafter.take_predicted() is None
+
+
 def test_guessing_stops_where_it_does_not_pay_and_is_tried_again_later() -> None:
     drafter, tokens = Drafter(), [1, 2, 3] * 5
     rounds = 0

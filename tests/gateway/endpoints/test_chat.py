@@ -31,6 +31,7 @@ def test_whole_answer(client, engine):
             "message": {"role": "assistant", "content": engine.answer, "refusal": None, "annotations": []},
             "logprobs": None,
             "finish_reason": "stop",
+            "stop_reason": None,
         }
     ]
     num_tokens = len(engine.tokenizer.encode(engine.answer)) + 1
@@ -75,6 +76,24 @@ def test_stop_strings_cut_exactly_streamed_or_not(client, engine, stop):
     assert "".join(c["delta"].get("content", "") for c in streamed) == want
     entries = [entry for c in streamed if c["logprobs"] for entry in c["logprobs"]["content"]]
     assert entries == choice["logprobs"]["content"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_stopped_an_answer_is_told(client, engine, stream):
+    def reason(**fields):
+        response = post(client, stream=stream, **fields)
+        return (events(response)[-1] if stream else response.json())["choices"][0]["stop_reason"]
+
+    comma = engine.tokenizer.encode(",")[0]
+    assert reason(stop=["zzz", "wörld"]) == "wörld"
+    assert reason() is None and reason(max_tokens=2) is None
+    assert reason(stop_token_ids=[engine.eos]) is None, "the model's own end"
+    engine.answer_ids = [*engine.tokenizer.encode("Hell"), comma]
+    engine.eos, own = comma, engine.eos
+    try:
+        assert reason(stop_token_ids=[comma]) == comma
+    finally:
+        engine.eos = own
 
 
 def test_a_stop_string_frees_the_engine(client, engine, launch):
@@ -188,7 +207,9 @@ REFUSED = [
     ({"modalities": ["text", "audio"]}, "modalities[1]"), ({"web_search_options": {}}, "web_search_options"),
     ({"prediction": {}}, "prediction.type"),
     ({"reasoning_effort": "hi"}, "reasoning_effort"), ({"prompt_logprobs": 21}, "prompt_logprobs"),
-    ({"verbosity": "mute"}, "verbosity"), ({"moderation": {}}, "moderation"),
+    ({"verbosity": "mute"}, "verbosity"), ({"moderation": {}}, "moderation.model"),
+    ({"moderation": {"model": "m", "policy": {"output": {"mode": "block"}}}}, "moderation.policy.output.mode"),
+    ({"prompt_cache_options": {"mode": "explicit"}}, "prompt_cache_options.mode"),
     ({"prompt_cache_retention": "24h"}, "prompt_cache_retention"),
     ({"chat_template": "x"}, "chat_template"), ({"service_tier": "gold"}, "service_tier"),
     ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs.chat_template"),

@@ -53,6 +53,13 @@ def test_a_prediction_reaches_the_engine_as_tokens(client, engine):
     assert engine.tokenizer.decode(request.prediction) == "Hello" and len(request.prediction) <= 4
     details = usage["completion_tokens_details"]
     assert (details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]) == (0, 0)
+    engine.predicted = (2, 3)
+    for stop in (None, ["Hell"]):
+        usage = post(client, prediction=guess, max_tokens=4, stop=stop).json()["usage"]
+        details = usage["completion_tokens_details"]
+        frames = usage["completion_tokens"]  # one for each token, those behind a stop string unread
+        assert details["accepted_prediction_tokens"] == 2 * frames
+        assert details["rejected_prediction_tokens"] == 3 * frames
     post(client, prediction={"type": "content", "content": "x" * 100_000}, max_tokens=4)
     assert len(engine.seen[-1].request.prediction) == 4
 
@@ -68,6 +75,14 @@ def test_token_ids_are_returned_whole_and_streamed(client, engine):
         choices = [c for chunk in chunks for c in chunk["choices"] if c["index"] == index]
         assert [token_id for c in choices for token_id in c.get("token_ids", [])] == ids
     assert "token_ids" not in post(client).text
+
+
+def test_moderation_is_answered_with_an_error_and_never_skipped(client):
+    fields = {"moderation": {"model": "m", "policy": {"input": {"mode": "score"}}}, "max_tokens": 2}
+    fields["prompt_cache_options"] = {"mode": "implicit", "ttl": "30m"}
+    whole = post(client, **fields).json()["moderation"]
+    assert {side: whole[side]["type"] for side in whole} == {"input": "error", "output": "error"}
+    assert [c["moderation"] for c in events(post(client, stream=True, **fields)) if "moderation" in c] == [whole]
 
 
 def test_tokens_can_be_called_by_their_ids(client, engine):

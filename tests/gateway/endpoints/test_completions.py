@@ -99,7 +99,9 @@ def test_the_empty_text_is_the_start_of_a_document(client, engine):
 
 def test_include_stop_string(client, engine):
     choice = post(client, max_tokens=30, stop=" wörld", include_stop_str_in_output=True).json()["choices"][0]
-    assert choice["text"] == "Hello, wörld"
+    assert (choice["text"], choice["stop_reason"]) == ("Hello, wörld", " wörld")
+    chunks = events(post(client, max_tokens=30, stop=" wörld", stream=True))
+    assert [c["choices"][0].get("stop_reason") for c in chunks] == [None] * (len(chunks) - 1) + [" wörld"]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from noria.gateway.grammars.errors import Unsupported
+from noria.gateway.grammars.keys import other_than
 from noria.gateway.grammars.patterns import in_string, whole
 
 PATTERNS = [
@@ -45,6 +46,12 @@ def test_a_pattern_finds_what_it_found(pattern: str, text: str) -> None:
 def test_lengths_are_worked_into_a_pattern(pattern, lengths, right, wrong) -> None:
     written = in_string(pattern, lengths)
     assert all(re.fullmatch(written, text) for text in right) and not any(re.fullmatch(written, text) for text in wrong)
+
+
+@given(names=st.lists(st.text(alphabet='ab名"', max_size=4), min_size=1, max_size=4), text=st.text('ab名"', max_size=5))
+def test_other_names_are_all_but_the_declared(names, text) -> None:
+    written = re.fullmatch(other_than(names), text) is not None
+    assert written == (text not in names and '"' not in text)
 
 
 REFUSED = ["(?=a)b", "(?!a)b", "(?<=a)b", r"(a)\1", r"\bab", "a^b", "(?i)a", "(?i:a)b", r"\p{L}", "(a", "a{999999}"]

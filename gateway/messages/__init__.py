@@ -1,0 +1,1 @@
+"""Anthropic's Messages API beneath its endpoint: a second dialect of chat completions over the same generation path."""

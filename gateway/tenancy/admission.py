@@ -1,0 +1,153 @@
+"""The way in for one HTTP request of a stored key: what it may not, it is told; what it may use, it reserves.
+
+Knows principals, limits and the books; no queue and no HTTP.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+import structlog
+
+from noria.engine.wire.connection import BrokerUnavailable, StoreFault
+from noria.gateway.errors import InvalidRequest
+from noria.gateway.tenancy import answers
+from noria.gateway.tenancy.books import HOLD_MS, Books
+from noria.gateway.tenancy.limits import Bounds, bounds, output_cap, output_room, queue_limit
+from noria.gateway.tenancy.principal import Principal
+
+log = structlog.get_logger(__name__)
+
+_RETRIED = frozenset(("meter", "gate", "held"))
+"""Refusals that what has just ended, but is not posted yet, may turn around."""
+
+Again = Callable[[], Awaitable[Principal]]
+
+
+@dataclass(slots=True)
+class Caller:
+    """Who makes one HTTP request. `again` looks the key up afresh. `headers` is what its answer says of limits; filled
+    when it is let in, or refused."""
+
+    principal: Principal
+    again: Again
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One request on a queue: its id, and the tokens that it may use at most."""
+
+    id: str
+    input: int
+    output: int
+
+
+class Admission:
+    """Of one HTTP request, whose parts all have ids that begin with `group`. Those of batches (`in_batch`) wait for
+    room by themselves: for them only budgets hold. With `fail_open` a request is let in where the limits cannot be
+    asked; `unavailable` is called with what became of one."""
+
+    def __init__(
+        self,
+        books: Books,
+        caller: Caller,
+        model: str,
+        group: str,
+        parts: Sequence[Part],
+        *,
+        in_batch: bool,
+        fail_open: bool,
+        unavailable: Callable[[str], None],
+    ) -> None:
+        self._books = books
+        self._caller = caller
+        self._model = model
+        self._group = group
+        self._parts = parts
+        self._in_batch = in_batch
+        self._fail_open = fail_open
+        self._unavailable = unavailable
+        self._bounds: Bounds | None = None  # what was reserved under
+
+    @property
+    def max_waiting(self) -> int | None:
+        return queue_limit(self._caller.principal)
+
+    async def admit(self) -> int | None:
+        """Reserve. Returns the output tokens that each part may have, where a budget does not pay for all that it may
+        use; else None. Raises `RateLimited`, `InvalidKey`, `Forbidden`, and BrokerUnavailable."""
+        try:
+            await self._books.register(self._model)
+            return await self._reserve()
+        except (BrokerUnavailable, StoreFault) as error:
+            self._unavailable("admitted" if self._fail_open else "refused")
+            if not self._fail_open:
+                raise
+            log.warning("a request is let in without its limits", reason=str(error))
+            return None
+
+    async def withdraw(self, part_ids: Sequence[str]) -> None:
+        """These were never put on a queue."""
+        if self._bounds is not None and part_ids:
+            await self._books.withdraw(self._caller.principal.organization.id, self._group, part_ids)
+
+    def over(self) -> None:
+        """The request ends about now."""
+        self._books.nudge()
+
+    async def _reserve(self) -> int | None:
+        posted = False
+        for _ in range(4):
+            principal = self._caller.principal
+            found = bounds(principal, self._model, time.time(), in_batch=self._in_batch)
+            if not found.any:
+                return None
+            reply = await self._ask(principal, found)
+            if reply is None:  # the directory has changed since the key was looked up
+                self._caller.principal = await self._caller.again()
+                continue
+            self._caller.headers.update(answers.headers(reply, principal.project.id))
+            if reply.what == "in":
+                self._bounds = found
+                return reply.granted
+            if reply.what not in _RETRIED or posted or not await self._books.post((self._model,)):
+                asked = sum(part.input + part.output for part in self._parts)
+                raise answers.refusal(reply, found, principal, self._model, asked)
+            posted = True
+        raise BrokerUnavailable("the directory changes all the time")
+
+    async def _ask(self, principal: Principal, found: Bounds) -> answers.Reply | None:
+        fresh, _, out = (await self._books.prices()).of(self._model) if found.budgets else (0, 0, 0)
+        spec = (
+            self._group,
+            principal.version,
+            HOLD_MS,
+            self._model,
+            [(part.id, part.input, part.output) for part in self._parts],
+            [meter.packed() for meter in found.meters],
+            found.gates,
+            [check.packed() for check in found.budgets],
+            (fresh, out),
+        )
+        reply = await self._books.admit(principal.organization.id, spec)
+        return None if reply[0] == b"stale" else answers.read_reply(reply, found)
+
+
+def output_limit(
+    principal: Principal, model: str, wanted: int, num_input: int, num_choices: int, *, is_explicit: bool
+) -> int:
+    """Output tokens of each choice. Raises `InvalidRequest` where the client asked for more than is allowed; what it
+    did not ask for is cut to what its limits could ever let in."""
+    cap = output_cap(principal, model)
+    if cap is not None and wanted > cap:
+        if is_explicit:
+            message = f"Invalid 'max_tokens': integer above maximum value. Expected a value <= {cap}, but got {wanted}."
+            raise InvalidRequest(message, param="max_tokens", code="integer_above_max_value")
+        wanted = cap
+    if not is_explicit:
+        room = output_room(bounds(principal, model, 0.0).meters, num_input, num_choices)
+        wanted = wanted if room is None else min(wanted, room)
+    return wanted

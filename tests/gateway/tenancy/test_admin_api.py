@@ -1,0 +1,115 @@
+"""The admin API: shapes as OpenAI's, changes with their audit entries, and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.gateway.tenancy.conftest import Tenants
+
+
+def test_projects_are_made_listed_changed_and_archived(tenants: Tenants):
+    made = tenants.post("/organization/projects", {"name": "made", "weight": 2, "labels": {"team": "a"}})
+    assert made["object"] == "organization.project" and made["status"] == "active" and made["labels"] == {"team": "a"}
+    limits = {"requests_per_minute": 5, "models": {"tiny": {"tokens_per_day": 9}}}
+    changed = tenants.post(f"/organization/projects/{made['id']}", {"limits": limits, "models": ["tiny"]})
+    assert changed["limits"] == limits and changed["models"] == ["tiny"] and changed["name"] == "made"
+    assert tenants.post(f"/organization/projects/{made['id']}", {"models": [], "limits": {}})["models"] is None
+    first = tenants.admin.get("/v1/organization/projects", params={"limit": 1}).json()
+    assert first["has_more"] and len(first["data"]) == 1
+    rest = tenants.admin.get("/v1/organization/projects", params={"after": first["last_id"], "limit": 100}).json()
+    assert made["id"] in [project["id"] for project in rest["data"]]
+    assert tenants.post(f"/organization/projects/{made['id']}/archive")["status"] == "archived"
+    listed = tenants.admin.get("/v1/organization/projects", params={"limit": 100}).json()["data"]
+    assert made["id"] not in [project["id"] for project in listed]
+    refused = tenants.admin.post(f"/v1/organization/projects/{made['id']}", json={"name": "x"})
+    assert refused.status_code == 409
+
+
+def test_a_key_is_shown_whole_once(tenants: Tenants):
+    project, key_id, value = tenants.key(labels={"for": "ci"}, service_tiers=["flex"])
+    path = f"/v1/organization/projects/{project}/api_keys"
+    found = tenants.admin.get(f"{path}/{key_id}").json()
+    assert found["redacted_value"].endswith(value[-4:]) and found["status"] == "active"
+    assert value not in tenants.admin.get(path).text and "digest" not in found and "value" not in found
+    assert tenants.admin.post(f"{path}/{key_id}", json={"name": "renamed"}).json()["service_tiers"] == ["flex"]
+    assert tenants.admin.delete(f"{path}/{key_id}").json() == {
+        "object": "organization.project.api_key.deleted", "id": key_id, "deleted": True,
+    }  # fmt: skip
+    assert tenants.admin.get(f"{path}/{key_id}").status_code == 404
+
+
+def test_every_change_is_in_the_audit_log(tenants: Tenants):
+    project, key_id, value = tenants.key()
+    tenants.post(f"/organization/projects/{project}", {"name": "after"})
+    listed = tenants.admin.get("/v1/organization/audit_logs", params={"limit": 3})
+    renamed, key_made, project_made = listed.json()["data"]
+    assert [e["type"] for e in (renamed, key_made, project_made)] == [
+        "project.updated", "api_key.created", "project.created",
+    ]  # fmt: skip
+    assert renamed["before"]["name"] == "p" and renamed["after"]["name"] == "after"
+    assert key_made["api_key.created"] == {"id": key_id} and key_made["project"] == {"id": project}
+    assert renamed["actor"]["api_key"]["id"].startswith("key_") and renamed["actor"]["ip_address"] == "127.0.0.1"
+    assert value not in listed.text and "digest" not in listed.text
+    page = tenants.admin.get("/v1/organization/audit_logs", params={"limit": 1, "after": renamed["id"]}).json()
+    assert page["data"][0]["id"] == key_made["id"]
+
+
+def test_a_change_that_changes_nothing_leaves_no_entry(tenants: Tenants):
+    project = tenants.project(name="same")
+    last = tenants.admin.get("/v1/organization/audit_logs", params={"limit": 1}).json()["first_id"]
+    tenants.post(f"/organization/projects/{project}", {"name": "same"})
+    assert tenants.admin.get("/v1/organization/audit_logs", params={"limit": 1}).json()["first_id"] == last
+
+
+def test_organizations_are_kept_apart(tenants: Tenants):
+    other = tenants.post("/organizations", {"name": "other"})["id"]
+    tenants.admin.headers["openai-organization"] = other
+    try:
+        project = tenants.project(name="theirs")
+        admin = tenants.post("/organization/admin_api_keys", {"name": "theirs"})
+    finally:
+        del tenants.admin.headers["openai-organization"]
+    assert tenants.admin.get(f"/v1/organization/projects/{project}").status_code == 404
+    with tenants.gateway.client(admin["value"]) as theirs:
+        assert theirs.get("/v1/organization").json()["id"] == other
+        assert [o["id"] for o in theirs.get("/v1/organizations").json()["data"]] == [other]
+        assert theirs.get(f"/v1/organization/projects/{project}").status_code == 200
+        assert theirs.get("/v1/organization", headers={"openai-organization": "org-default"}).status_code == 401
+        assert theirs.post("/v1/organizations", json={"name": "x"}).status_code == 403
+        refused = theirs.post("/v1/organization/admin_api_keys", json={"name": "x", "scope": "instance"})
+        assert refused.status_code == 403
+        last = theirs.delete(f"/v1/organization/admin_api_keys/{admin['id']}")
+        assert last.status_code == 409
+    with tenants.gateway.client(tenants.key()[2]) as client:
+        assert client.get("/v1/organization").status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/organization/projects", {}, "name"),
+        ("/organization/projects", {"name": "x", "limits": {"requests_per_second": 1}}, "limits.requests_per_second"),
+        ("/organization/projects", {"name": "x", "limits": {"requests_per_minute": 0}}, "limits.requests_per_minute"),
+        ("/organization/projects", {"name": "x", "service_tiers": ["best"]}, "service_tiers[0]"),
+        ("/organization/projects", {"name": "x", "budgets": [{"period": "year"}]}, "budgets[0].period"),
+        ("/organization/projects/proj_default/api_keys", {"name": "x", "ip_allow_list": ["home"]}, "ip_allow_list"),
+        ("/organization/projects/proj_default/api_keys", {"name": "x", "endpoints": ["all"]}, "endpoints[0]"),
+        ("/organization/prices/tiny", {"input": 1}, "output"),
+    ],
+)  # fmt: skip
+def test_bad_fields_are_named(tenants: Tenants, path, body, param):
+    refused = tenants.admin.post(f"/v1{path}", json=body)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, param), refused.text
+
+
+def test_prices_are_set_and_taken_away(tenants: Tenants):
+    assert tenants.post("/organization/prices/org/model-7", {"input": 0.5, "output": 2})["id"] == "org/model-7"
+    (listed,) = tenants.admin.get("/v1/organization/prices").json()["data"]
+    assert (listed["input"], listed["cached_input"], listed["output"]) == (0.5, None, 2)
+    assert tenants.admin.delete("/v1/organization/prices/org/model-7").json()["deleted"]
+    assert tenants.admin.get("/v1/organization/prices").json()["data"] == []
+
+
+def test_without_a_pepper_there_is_no_admin_api(gateway, client):
+    answer = client.get("/v1/organization/projects")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "admin_api_off")
