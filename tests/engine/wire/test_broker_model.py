@@ -107,6 +107,8 @@ class BrokerMachine(RuleBasedStateMachine):
                 st.integers(-1, 1),  # priority
                 st.sampled_from((1.0, 0.5, 1.0, 4.0)),  # weight
                 st.booleans(),  # logged
+                st.sampled_from(("", "acme")),  # account
+                st.booleans(),  # a copy
                 st.sampled_from((None, None, 1_000, 8_000)),  # deadline, ms
             ),
             min_size=1,
@@ -118,7 +120,7 @@ class BrokerMachine(RuleBasedStateMachine):
         card = type(self.card)(
             **{f: getattr(self.card, f) for f in self.card.__struct_fields__} | {"reserve_output": reserve}
         )
-        for tenant, prompt, max_tokens, priority, weight, logged, deadline in kinds:
+        for tenant, prompt, max_tokens, priority, weight, logged, account, copy, deadline in kinds:
             self.next_id += 1
             request = GenerationRequest(
                 id=f"r{self.next_id}",
@@ -131,6 +133,8 @@ class BrokerMachine(RuleBasedStateMachine):
                 priority=priority,
                 weight=weight,
                 logged=logged,
+                account=account,
+                copy=copy,
                 deadline_ms=deadline and self.pool.now + deadline,
             )
             try:
@@ -157,8 +161,9 @@ class BrokerMachine(RuleBasedStateMachine):
         data=st.data(),
         gateway=st.integers(0, 1),
         what=st.sampled_from(("cancel", "cancel", "repeat", "look", "gateway dies")),
+        left=st.sampled_from(((), (2, "stop"))),  # what the client has had, and why it ends
     )
-    def gateway_acts(self, data, gateway, what):
+    def gateway_acts(self, data, gateway, what, left):
         broker = self.gateways[gateway]
         if what == "gateway dies":
             self.read()
@@ -168,7 +173,7 @@ class BrokerMachine(RuleBasedStateMachine):
         elif self.requests:
             request_id = data.draw(st.sampled_from(list(self.requests)))
             if what == "cancel":
-                self.runner.run(broker.cancel(MODEL, request_id))
+                self.runner.run(broker.cancel(MODEL, request_id, *left))
             elif what == "repeat" and request_id in self.pool.requests:
                 self.runner.run(broker.enqueue(self.requests[request_id], self.card))
             elif what == "look":
@@ -187,7 +192,7 @@ class BrokerMachine(RuleBasedStateMachine):
         row = to_row(TokenFrame(r.id, r.epoch + epoch, r.seq, [r.seq]))
         self.mirror.run(
             PROGRESS(POOL, engine, row.length + row.encoded, recorder.FOLD_EVERY),
-            CLAIM(POOL, engine, int(LEASE * 1000), "0", "0", b"", 0, 1, 1, 1, 1, r.id, r.epoch + epoch, r.seq),
+            CLAIM(POOL, engine, int(LEASE * 1000), "0", "0", b"", 0, 1, 1, 1, 1, r.id, r.epoch + epoch, r.seq, ""),
         )
 
     @rule(ms=st.sampled_from((250, 500, 1_000, 2_000)), renewing=some_engines, gateway=st.integers(0, 1))
@@ -293,8 +298,12 @@ class BrokerMachine(RuleBasedStateMachine):
                 assert self.clients[request_id].finish is not None, request_id
             if request.logged:
                 assert self.log_client(request_id).finish is not None, request_id
+        accounted = [request_id for request_id, request in self.requests.items() if request.account]
+        assert sorted(entry["id"] for entry in self.pool.ledger) == sorted(accounted), "each is charged once"
         rest = {k for k in self.store.key_names() if not k.startswith(("noria:log:", "noria:frames:"))}
-        assert rest - {POOL + "dead"} == {POOL + n for n in ("card", "tokenizer", "drain", "clock")} | {"noria:pools"}
+        assert rest - {POOL + "dead", POOL + "ledger"} == {
+            POOL + n for n in ("card", "tokenizer", "drain", "clock")
+        } | {"noria:pools"}
 
 
 @pytest.fixture

@@ -47,7 +47,7 @@ def expected(pool: Pool) -> Contents:
         {"at": pool.drain.at, "tokens": pool.drain.tokens, "rate": rounded(pool.drain.rate or 0.0)}
     )
     lists = {"cancel:" + engine: lease.to_cancel for engine, lease in pool.leases.items()}
-    rest = {"bell": pool.bell, "dead": pool.dead, "endings": set(pool.endings)}
+    rest = {"bell": pool.bell, "dead": pool.dead, "endings": set(pool.endings), "ledger": pool.ledger}
     whole: Contents = {**contents, **recorded, **lists, **rest}
     return {key: value for key, value in whole.items() if value}
 
@@ -60,8 +60,19 @@ def _fields(r: Request) -> dict[str, str | bytes]:
         "deadline": "" if r.deadline is None else r.deadline, "logged": int(r.logged), "engine": r.engine,
         "epoch": r.epoch, "attempts": len(r.lives), "arrival": r.arrival, "place": r.priority * 2**32 + r.arrival,
     }  # fmt: skip
-    optional = {"engines": " ".join(r.engines), "suspect": r.suspect, "cancel": r.cancelled, "skipped": r.misfit_since}
+    optional = {
+        "engines": " ".join(r.engines),
+        "suspect": r.suspect,
+        "cancel": r.cancelled,
+        "skipped": r.misfit_since,
+        "why": r.why,
+    }
     fields |= {name: value for name, value in optional.items() if value}
+    if r.account:
+        fields |= {"account": r.account, "billed": r.billed, "accepted": r.accepted}
+        fields |= {"claimed": r.claimed} if r.claimed else {}
+    if r.counted is not None:
+        fields["counted"] = r.counted
     if r.lives:
         fields["lives"] = f" {' '.join(r.lives)} "
     if r.waits:
@@ -123,7 +134,7 @@ def _ask(pipeline: Any, key: str, kind: str) -> None:
         pipeline.zrange(key, 0, -1, withscores=True)
     elif kind in _LISTS:
         pipeline.lrange(key, 0, -1)
-    elif kind == "dead":
+    elif kind in ("dead", "ledger"):
         pipeline.xrange(key)
     elif kind == "bell":
         pipeline.llen(key)
@@ -139,6 +150,8 @@ def _value(name: str, reply: Any) -> Any:
         return {member.decode(): score for member, score in reply}
     if kind == "dead":
         return [tuple(_dead_letter(fields)) for _, fields in reply]
+    if kind == "ledger":
+        return [{name.decode(): text.decode() for name, text in fields.items()} for _, fields in reply]
     if kind == "bell":
         return bool(reply)
     if kind == "cancel":

@@ -57,12 +57,12 @@ class Mirror:
         service_class, tenant, gateway, cost, block_size, prompt, tokens, weight, deadline, priority, logged = rest[:11]
         request = Request(
             request_id, body, service_class, tenant, gateway, cost, block_size, prompt, tokens, weight,
-            None if deadline == "" else deadline, priority, bool(logged), arrival=0,
+            None if deadline == "" else deadline, priority, bool(logged), *rest[15:], accepted=self.pool.now,
         )  # fmt: skip
-        return self.pool.enqueue(request, rest[11:])
+        return self.pool.enqueue(request, rest[11:15])
 
-    def _cancel(self, request_id: str) -> list[object]:
-        return self.pool.cancel(request_id)
+    def _cancel(self, request_id: str, counted: int | str, why: str) -> list[object]:
+        return self.pool.cancel(request_id, counted if isinstance(counted, int) else None, why)
 
     def _progress(self, engine: str, frames: bytes, _kept: int, *folds: Any) -> int:
         pieces = [one for packed in (frames, *folds[3::4]) for one in split(packed)]
@@ -72,13 +72,13 @@ class Mirror:
         self, engine: str, lease: int, slots: str, blocks: str, stats: bytes, resync: int, lookahead: int, max_age: int,
         max_passed: int, num_finished: int, *rest: Any,
     ) -> list[object]:  # fmt: skip
-        ends, known = rest[: 3 * num_finished], rest[3 * num_finished :]
+        ends, known = rest[: 4 * num_finished], rest[4 * num_finished :]
         return self.pool.claim(
             engine,
             lease,
             (_by_class(slots), _by_class(blocks)),
             stats,
-            list(zip(ends[::3], ends[1::3], ends[2::3], strict=True)),
+            list(zip(ends[::4], ends[1::4], ends[2::4], ends[3::4], strict=True)),
             known if resync else None,
             Rules(lookahead, max_age, max_passed),
         )

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from noria.engine.wire.messages import CLASSES, TokenFrame
+from tests.engine.wire.reference import ledger
 from tests.engine.wire.reference.claiming import Claim, Rules
 from tests.engine.wire.reference.drain import Drain
 from tests.engine.wire.reference.requests import Request, ending
@@ -39,6 +40,7 @@ class Pool:
     drain: Drain = field(default_factory=Drain)
     endings: dict[str, list[object]] = field(default_factory=dict)
     dead: list[tuple[str, int, str, str]] = field(default_factory=list)  # id, attempts, engines, error
+    ledger: list[dict[str, str]] = field(default_factory=list)
 
     def waiting(self) -> list[Request]:
         return [r for r in self.requests.values() if r.waits]
@@ -69,11 +71,13 @@ class Pool:
         self.bell = True
         return ["queued", len(waiting) + 1]
 
-    def cancel(self, request_id: str) -> list[object]:
-        """One that waits ends at once; who runs it is told once."""
+    def cancel(self, request_id: str, counted: int | None, why: str) -> list[object]:
+        """One that waits ends at once; who runs it is told once. `counted` and `why` are for the ledger."""
         request = self.requests.get(request_id)
         if request is None:
             return ["unknown"]
+        request.counted = request.counted if counted is None else counted
+        request.why = why or request.why
         if request.waits:
             last = self._end_waiting(request, "cancelled")
             self._settle()
@@ -121,12 +125,12 @@ class Pool:
         ms: int,
         room: tuple[Sequence[int], Sequence[int]],
         stats: bytes,
-        finished: Sequence[tuple[str, int, int]],
+        finished: Sequence[tuple[str, int, int, str]],
         known: Sequence[str] | None,
         rules: Rules,
     ) -> list[object]:
-        """`room`: slots and blocks by class. `finished`: (id, epoch, output tokens). `known`: what the engine knows
-        that it holds, after a lost reply."""
+        """`room`: slots and blocks by class. `finished`: (id, epoch, output tokens, details for the ledger).
+        `known`: what the engine knows that it holds, after a lost reply."""
         lease = self.leases.get(engine)
         if lease is None:
             return [0]
@@ -157,6 +161,7 @@ class Pool:
         claim.take_turns()
         for request in claim.taken:
             request.engine, request.epoch, request.misfit_since = engine, request.epoch + 1, None
+            request.claimed = request.claimed or self.now
             self.holdings.setdefault(engine, []).append(request.id)
         if claim.taken:
             self._leave_lines()
@@ -165,11 +170,15 @@ class Pool:
             self.bell = self.bell or bool(self.waiting())
         return claim.taken
 
-    def _finish(self, engine: str, request_id: str, epoch: int, generated: int) -> int:
+    def _finish(self, engine: str, request_id: str, epoch: int, generated: int, details: str) -> int:
         """Returns what it had weighed in the queue. Only who holds it, under this epoch, can finish it."""
         request = self.requests.get(request_id)
         if request is None or (request.engine, request.epoch) != (engine, epoch):
             return 0
+        if request.account and details:
+            cached, reason, prefill, decode = details.split()
+            times = int(cached), engine, int(prefill), int(decode)
+            self.ledger.append(ledger.entry(request, self.now, generated, reason, times))
         self._forget(request)
         if self.leases[engine].trial == request_id:
             self.leases[engine].trial = ""
@@ -233,6 +242,8 @@ class Pool:
     def _end(self, request: Request, reason: str) -> list[object]:
         self._forget(request)
         self._leave_lines()
+        if request.account:
+            self.ledger.append(ledger.entry(request, self.now, request.seq, reason))
         self.endings[request.id] = ending(request, reason)
         return self.endings[request.id]
 

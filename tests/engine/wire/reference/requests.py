@@ -28,7 +28,10 @@ class Request:
     deadline: int | None  # ms
     priority: int
     logged: bool
-    arrival: int
+    account: str  # whom the ledger names; "": nobody
+    billed: int  # prompt tokens that it counts
+    accepted: int  # ms
+    arrival: int = 0
     engine: str = ""  # who runs it; "": it waits
     epoch: int = 0
     frames: list[bytes] = field(default_factory=list)  # recorded, each encoded behind its length
@@ -39,6 +42,9 @@ class Request:
     suspect: bool = False
     cancelled: bool = False
     misfit_since: int | None = None  # ms
+    claimed: int | None = None  # ms: for the first time
+    counted: int | None = None  # output tokens that its client has had, where that was told
+    why: str = ""  # it was cancelled
 
     @property
     def waits(self) -> bool:
