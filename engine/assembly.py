@@ -38,10 +38,9 @@ log = structlog.get_logger("noria.engine")
 _KV_DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 _KV_DTYPE_OF = {"native": "fp16", "torch": "fp32"}  # plain torch would widen all it reads at every step
 
-CPU_CHUNK_TOKENS = 32
-"""Of prompts, beside running streams, where the operator does not say. A CPU computes about 25 tokens in the time in
-which it reads the weights once, so this makes an iteration of eight streams about twice as long (docs/performance.md).
-Bandwidth is no reason to read more at once: the weights are read for the streams anyway."""
+_CHUNK_TOKENS_OF = {"native": 12, "torch": 32}
+"""Of prompts, beside running streams, where the operator does not say: as many as make an iteration of eight streams
+about twice as long (docs/performance.md). A CPU has no reason to read more at once: chunks are read as fast."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +115,7 @@ def plan(config: EngineConfig) -> Plan:
         kv_dtype=kv_dtype,
         pooling=pooling,
         threads=threads,
-        max_chunk_tokens=config.max_chunk_tokens or CPU_CHUNK_TOKENS,
+        max_chunk_tokens=config.max_chunk_tokens or _CHUNK_TOKENS_OF[ops.name],
         ops=ops,
     )
 

@@ -17,13 +17,13 @@ from bench.tiny_model import make
 from noria.engine.wire.queue_view import PoolView, open_view
 
 MODEL = "fire"
-SPECS = make_specs(12, seed=3, longest=400)
+SPECS = make_specs(12, seed=3, longest=1200)  # for seconds, so that a fast machine is at work when it is disturbed
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     model = make(tmp_path_factory.mktemp("model") / "tiny")
-    engine = ("--kv-memory=32MiB", "--max-model-len=1024", f"--served-model-name={MODEL}", "--drain-timeout=20")
+    engine = ("--kv-memory=32MiB", "--max-model-len=2048", f"--served-model-name={MODEL}", "--drain-timeout=20")
     with Cluster(model, lease_seconds=1.5, engine_options=engine, gateway_options=("--resend-after=3",)) as running:
         yield running
 

@@ -1,0 +1,114 @@
+"""What watching the wheel costs an engine: `python -m bench.wheel`.
+
+One engine with a tiny model and a full batch; watched and unwatched spells take turns in one run, so that the machine's
+moods hit both alike. Knows no gateway: the watcher is a subscription.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from statistics import median
+
+from bench.store import running_store
+from bench.tiny_model import make
+from noria.engine.assembly import assemble, plan
+from noria.engine.config import EngineConfig
+from noria.engine.engine import Engine
+from noria.engine.wheel import Wheel
+from noria.engine.wire.broker import EngineBroker, GatewayBroker
+from noria.engine.wire.messages import GenerationRequest, ModelCard, SamplingParams
+from noria.engine.wire.wheel import WheelChannel, WheelNews
+
+WATCH = """
+import asyncio, sys
+from noria.engine.wire.wheel import WheelSubscription
+async def watch():
+    async for message in WheelSubscription(sys.argv[1]).news():
+        print(len(message), flush=True)
+asyncio.run(watch())
+"""
+"""A watcher in a process of its own, as a gateway is."""
+
+ROWS = 64
+SPELLS = 6
+SPELL = 4.0  # seconds
+SETTLE = 1.5  # seconds until an engine knows whether it is watched
+
+
+def main() -> None:
+    with running_store() as store, tempfile.TemporaryDirectory() as folder:
+        config = EngineConfig(
+            model=str(make(Path(folder) / "tiny", max_len=16384)),
+            redis_url=store.url,
+            max_batch_size=ROWS,
+            max_model_len=16384,
+            kv_memory="2GiB",
+            threads=1,
+        )
+        planned = plan(config)
+        assembly = assemble(planned)
+        broker = EngineBroker(store.url, assembly.card.id)
+        broker.register(assembly.card, assembly.tokenizer_files)
+        bare = WheelNews(planned.name, broker.engine_id, "paged", ROWS, planned.num_blocks, 16, 0.0, [], [])
+        wheel = Wheel(WheelChannel(store.url, planned.name), bare)
+        engine = Engine(assembly.scheduler, assembly.executor, broker, assembly.card, assembly.grammars, wheel=wheel)
+        stop = threading.Event()
+        thread = threading.Thread(target=engine.run, args=(stop,))
+        thread.start()
+        try:
+            asyncio.run(_measure(store.url, assembly.card, engine, wheel))
+        finally:
+            stop.set()
+            thread.join()
+            wheel.close()
+            assembly.close()
+            broker.close()
+
+
+async def _measure(url: str, card: ModelCard, engine: Engine, wheel: Wheel) -> None:
+    gateway = GatewayBroker(url)
+    await gateway.start()
+    sampling = SamplingParams(max_tokens=16000, temperature=0, ignore_eos=True)
+    for index in range(ROWS):
+        prompt = [1 + index % 90, *range(1, 20)]
+        await gateway.enqueue(GenerationRequest(f"r{index}", card.id, prompt, sampling, gateway.boot_id), card)
+    reading = asyncio.create_task(_drain(gateway))
+    while engine.statistics.record().running < ROWS:
+        await asyncio.sleep(0.1)
+    rates: dict[bool, list[float]] = {False: [], True: []}
+    heard: list[int] = []
+    for spell in range(2 * SPELLS + 1):
+        watched = bool(spell % 2)
+        command = (sys.executable, "-c", WATCH, url)
+        watching = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE) if watched else None
+        await asyncio.sleep(3.0)
+        assert wheel.watched is watched
+        before, began = engine.statistics.record().iterations_total, time.perf_counter()
+        await asyncio.sleep(SPELL)
+        rates[watched].append((engine.statistics.record().iterations_total - before) / (time.perf_counter() - began))
+        if watching is not None:
+            watching.terminate()
+            heard += map(int, (await watching.communicate())[0].split())
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+    await gateway.close()
+    # Contexts grow, so iterations do: each watched spell is held against the two beside it.
+    plain = rates[False]
+    ratios = [(before + after) / 2 / seen for before, seen, after in zip(plain, rates[True], plain[1:], strict=False)]
+    print(f"{ROWS} rows; iterations per second from {plain[0]:.1f} down to {plain[-1]:.1f} as contexts grow")
+    print(f"an iteration watched over one unwatched: {median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
+    print(f"messages heard: {len(heard)}, median size {median(heard) / 1024:.1f} KiB")
+
+
+async def _drain(gateway: GatewayBroker) -> None:
+    async for _ in gateway.frames():
+        pass
+
+
+if __name__ == "__main__":
+    main()
