@@ -34,7 +34,7 @@ def told(fuzz: Fuzz, url: str) -> dict[str, Any]:
         document: dict[str, Any] = json.load(answer)
     for schema in document["components"]["schemas"].values():
         if "model" in schema.get("properties", {}):
-            schema["properties"]["model"] = {"enum": [fuzz.model]}
+            schema["properties"]["model"] = {"anyOf": [{"enum": [fuzz.model]}, schema["properties"]["model"]]}
     ids = dict(_made(fuzz))
     for item in document["paths"].values():
         for operation in item.values():

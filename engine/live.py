@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from noria.engine.execution.step import Mask, Pooling, RowInput, RowOutput, Sampling
+from noria.engine.execution.step import NO_TOKEN, Mask, Pooling, RowInput, RowOutput, Sampling
 from noria.engine.grammar.matcher import CompiledGrammar, Matcher
 from noria.engine.scheduling.batch import BatchRow, Progress
 from noria.engine.scheduling.request import Request
@@ -139,6 +139,7 @@ class LiveRequest:
         embedding = None
         if finish is FinishReason.LENGTH and self.claimed.request.pooling is not None:
             finish, embedding = FinishReason.STOP, self.pooled
+        grammar = self.claimed.request.sampling.grammar
         frame = TokenFrame(
             request_id=self.claimed.request.id,
             epoch=self.claimed.epoch,
@@ -148,6 +149,7 @@ class LiveRequest:
             finish=finish,
             usage=Usage(request.num_prompt, request.num_output, request.num_cached) if progress.finish else None,
             error=error,
+            error_param=grammar.param if grammar is not None and error == NO_TOKEN else None,
             prompt_logprobs=(self.prompt_logprobs or None) if first else None,
             embedding=embedding,
             predicted=request.drafter.take_predicted() if request.drafter is not None else None,

@@ -83,10 +83,6 @@ NO_JSON = frozenset(
 )
 """Paths whose POST takes no JSON body: none at all, or a form."""
 
-_ERROR = {
-    "description": "An error in OpenAI's envelope",
-    "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
-}
 _ERROR_SCHEMA = {
     "type": "object",
     "required": ["error"],
@@ -105,6 +101,21 @@ _ERROR_SCHEMA = {
 }
 
 
+_ANTHROPIC_ERROR_SCHEMA = {
+    "type": "object",
+    "required": ["type", "error"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+        },
+        "request_id": {"type": ["string", "null"]},
+    },
+}
+
+
 def document(app: FastAPI) -> dict[str, Any]:
     """The OpenAPI 3.1 document of `app`: every path once, under its full address."""
     found = get_openapi(title="Noria", version=__version__, routes=app.routes)
@@ -119,7 +130,8 @@ def document(app: FastAPI) -> dict[str, Any]:
         for method, operation in item.items():
             if path in _open_paths(app):
                 operation["security"] = []
-            operation["responses"] = {"200": {"description": "The answer"}, "default": _ERROR}
+            error = _error("AnthropicError" if path.startswith("/v1/messages") else "Error")
+            operation["responses"] = {"200": {"description": "The answer"}, "default": error}
             if method == "post" and path in BODIES:
                 schemas = [schema_by_kind[kind] for kind in BODIES[path]]
                 schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
@@ -129,10 +141,17 @@ def document(app: FastAPI) -> dict[str, Any]:
         "info": {"title": "Noria", "version": __version__},
         "paths": dict(sorted(paths.items())),
         "components": {
-            "schemas": {**known, "Error": _ERROR_SCHEMA},
+            "schemas": {**known, "Error": _ERROR_SCHEMA, "AnthropicError": _ANTHROPIC_ERROR_SCHEMA},
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
         "security": [{"key": []}],
+    }
+
+
+def _error(schema: str) -> dict[str, Any]:
+    return {
+        "description": "An error in the envelope of the API's dialect",
+        "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}},
     }
 
 
@@ -152,7 +171,7 @@ def _takes_null(field: Mapping[str, Any]) -> bool:
 
 def _open_paths(app: FastAPI) -> tuple[str, ...]:
     """Those that need no key."""
-    probes = ("/healthz", "/readyz")
+    probes = ("/health", "/healthz", "/readyz")
     return (*probes, "/metrics") if app.state.services.settings.open_metrics else probes
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from noria.engine.execution.noise import exponentials
-from noria.engine.execution.step import NoMask, RowOutput, Sampling
+from noria.engine.execution.step import NO_TOKEN, NoMask, RowOutput, Sampling
 from noria.engine.wire.messages import SamplingParams, TokenLogprob
 
 CANDIDATES = 256
@@ -101,7 +101,7 @@ def _restrict(logits: Tensor, rows: Sequence[Sampling]) -> dict[int, str]:
         for place, (i, some) in enumerate(zip(masked, allowed.any(dim=1).tolist(), strict=True)):
             logits[i].masked_fill_(~allowed[place], -torch.inf)
             if not some:
-                faults[i] = "the grammar allows no token here"
+                faults[i] = NO_TOKEN
     free = [(i, token) for i, row in enumerate(rows) if i not in masked for token in row.banned]
     if free:
         logits[tuple(torch.tensor(free).t())] = -torch.inf  # all rows at once: for each, it took longer than the choice

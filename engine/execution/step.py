@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 
 from noria.engine.wire.messages import SamplingParams, TokenLogprob
 
+NO_TOKEN = "the grammar allows no token here"
+"""The error of a row whose grammar goes on with what the model's vocabulary cannot write."""
+
 
 class NoMask(Exception):
     """A row's mask cannot be had; the message says why."""

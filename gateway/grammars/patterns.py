@@ -27,8 +27,13 @@ EVERYTHING: Ranges = [(0, _LAST)]
 _CLASSES: dict[Any, Ranges] = {
     op.CATEGORY_DIGIT: [(48, 57)],
     op.CATEGORY_WORD: [(48, 57), (65, 90), (95, 95), (97, 122)],
-    op.CATEGORY_SPACE: [(9, 13), (32, 32), (0xA0, 0xA0), (0x2028, 0x2029), (0xFEFF, 0xFEFF)],
-}  # as in ECMA-262, which JSON Schema goes by: ASCII digits and words
+    op.CATEGORY_SPACE: [(9, 13), (32, 32), (0xA0, 0xA0), (0x2028, 0x2029)],
+}  # as in ECMA-262, which JSON Schema goes by: ASCII digits and words; of white space what every library takes for it
+_ANY_SPACE: Ranges = [
+    (9, 13), (0x1C, 0x20), (0x85, 0x85), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A), (0x2028, 0x2029),
+    (0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000), (0xFEFF, 0xFEFF),
+]  # fmt: skip
+"""What some library takes for white space: what is none is none of these."""
 _NEGATED = {
     op.CATEGORY_NOT_DIGIT: op.CATEGORY_DIGIT,
     op.CATEGORY_NOT_WORD: op.CATEGORY_WORD,
@@ -196,11 +201,17 @@ def _members(items: Sequence[Any]) -> Ranges:
             found.append((value, value))
         elif kind is op.RANGE:
             found.append(value)
-        elif value in _NEGATED:
-            found += without(EVERYTHING, _CLASSES[_NEGATED[value]])
         else:
-            found += _CLASSES[value]
+            found += _class(value, widely=negated)
     return without(EVERYTHING, found) if negated else found
+
+
+def _class(name: Any, *, widely: bool) -> Ranges:
+    """Characters of `\\d`, `\\S` and the like. `widely`: of those on which libraries differ, too."""
+    kind = _NEGATED.get(name, name)
+    # What is left out of the widest white space is least, and the other way round.
+    wide = _ANY_SPACE if kind is op.CATEGORY_SPACE and widely != (name in _NEGATED) else _CLASSES[kind]
+    return without(EVERYTHING, wide) if name in _NEGATED else wide
 
 
 def without(ranges: Ranges, removed: Ranges) -> Ranges:

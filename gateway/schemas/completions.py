@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, PlainValidator, model_validator
 
-from noria.gateway.schemas.prompted import Prompt, prompt_list
+from noria.gateway.schemas.prompted import Prompt, Prompts, prompt_list
 from noria.gateway.schemas.sampling import MAX_LOGPROBS, REFUSED, SamplingFields, combination
 
 
@@ -22,7 +22,7 @@ class CompletionRequest(SamplingFields):
         "tools": "is not supported for completions", "messages": "is not a parameter of completions: use 'prompt'",
     }  # fmt: skip
 
-    prompt: Annotated[list[Prompt], PlainValidator(prompt_list)] = Field()
+    prompt: Annotated[list[Prompt], PlainValidator(prompt_list, json_schema_input_type=Prompts)] = Field()
     max_tokens: int | None = Field(None, ge=0)
     best_of: int | None = Field(None, ge=1, le=128)
     echo: bool = False

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
-from noria.gateway.schemas.prompted import Prompt, PromptedRequest, prompt_list
+from noria.gateway.schemas.prompted import Prompt, PromptedRequest, Prompts, prompt_list
 
 MAX_INPUTS = 2048
 """Texts in one request at most, as OpenAI has it for embeddings."""
@@ -27,7 +27,7 @@ def _inputs(value: Any) -> list[Prompt]:
     return prompts
 
 
-Inputs = Annotated[list[Prompt], PlainValidator(_inputs)]
+Inputs = Annotated[list[Prompt], PlainValidator(_inputs, json_schema_input_type=Prompts)]
 
 
 class EmbeddingRequest(PromptedRequest):

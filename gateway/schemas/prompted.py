@@ -13,6 +13,7 @@ from pydantic_core import PydanticCustomError
 from noria.gateway.schemas.strict import RequestBody
 
 Prompt = str | list[int]
+Prompts = str | list[str] | list[int] | list[list[int]]
 
 
 def prompt_list(value: Any) -> list[Prompt]:

@@ -70,7 +70,7 @@ Parts = Annotated[list[Part], FIRST_FAULT, at_most(1024)]
 class MessageItem(Strict):
     """`phase` marks an assistant's message as comment or answer: it is kept, and no template asks for it."""
 
-    type: Literal["message"]
+    type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: str | Parts
     id: ItemId | None = None
@@ -115,7 +115,7 @@ class CompactionItem(Strict):
 
 
 class ItemReference(Strict):
-    type: Literal["item_reference"]
+    type: Literal["item_reference"] = "item_reference"
     id: ItemId
 
 

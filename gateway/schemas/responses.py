@@ -128,8 +128,11 @@ class Reasoning(Strict):
     mode: Literal["standard"] | None = None
 
 
+ConversationId = Annotated[str, Field(min_length=1, max_length=128)]
+
+
 class ConversationRef(Strict):
-    id: str = Field(min_length=1, max_length=128)
+    id: ConversationId
 
 
 def _conversation_id(value: Any) -> Any:
@@ -159,7 +162,10 @@ class InputFields(RequestBody):
     input: str | Items | None = None
     instructions: str | None = None
     previous_response_id: str | None = Field(None, min_length=1, max_length=128)
-    conversation: Annotated[ConversationRef | None, BeforeValidator(_conversation_id)] = None
+    conversation: Annotated[
+        ConversationRef | None,
+        BeforeValidator(_conversation_id, json_schema_input_type=ConversationId | ConversationRef | None),
+    ] = None
     tools: Annotated[list[Annotated[FunctionTool, FUNCTIONS_ONLY]], FIRST_FAULT, at_most(128)] = Field(default=[])
     tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True

@@ -39,6 +39,12 @@ def _stop_list(value: Any) -> Any:
 
 
 StopString = Annotated[str, Field(min_length=1, max_length=1024)]
+Stops = Annotated[
+    list[StopString],
+    FIRST_FAULT,
+    BeforeValidator(_stop_list, json_schema_input_type=StopString | list[StopString]),
+    at_most(256),
+]
 
 
 class SamplingFields(GuidedRequest):
@@ -50,7 +56,7 @@ class SamplingFields(GuidedRequest):
     temperature: float = Field(1.0, ge=0, le=2)
     top_p: float = Field(1.0, ge=0, le=1)
     n: int = Field(1, ge=1, le=128)
-    stop: Annotated[list[StopString], FIRST_FAULT, BeforeValidator(_stop_list), at_most(256)] = Field(default=[])
+    stop: Stops = Field(default=[])
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], at_most(4096)] = Field(default={})

@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 from noria.gateway.schemas.embeddings import MAX_INPUTS
 from noria.gateway.schemas.prompted import PromptedRequest
 from noria.gateway.schemas.sampling import combination
-from noria.gateway.schemas.strict import FIRST_FAULT, at_most
+from noria.gateway.schemas.strict import FIRST_FAULT, Strict, at_most
 
 _ONLY_TEXT = "is not supported: only text can be scored"
 
@@ -31,9 +31,20 @@ def _plain_document(value: Any) -> Any:
     return value
 
 
+class TextDocument(Strict):
+    """A document as Cohere and Jina spell it."""
+
+    text: str = Field(min_length=1)
+
+
 Text = Annotated[str, Field(min_length=1)]
-Texts = Annotated[list[Text], FIRST_FAULT, BeforeValidator(_text_list), at_most(MAX_INPUTS)]
-Document = Annotated[Text, BeforeValidator(_plain_document)]
+Texts = Annotated[
+    list[Text],
+    FIRST_FAULT,
+    BeforeValidator(_text_list, json_schema_input_type=Text | list[Text]),
+    at_most(MAX_INPUTS),
+]
+Document = Annotated[Text, BeforeValidator(_plain_document, json_schema_input_type=Text | TextDocument)]
 
 
 class ScoreRequest(PromptedRequest):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 
 import pytest
 
 from bench.cluster import Cluster
 from bench.fuzz_bodies import Fuzz, cluster_of_a_tiny_model, lasting_keys, leftovers
+from bench.hostile_requests import Hostile
 from bench.random_requests import RandomRequests
 from bench.stream_equals_whole import compare, served, warm
 
@@ -29,6 +31,14 @@ def test_a_stream_is_the_answer_that_comes_whole(cluster: Cluster) -> None:
     assert found.differences == []
     assert found.equal > 35 and found.seen["calls"] and found.seen["event ids"], found
     assert all(found.seen[kind] for kind in ("chat/completions", "completions", "responses", "logprobs", "n")), found
+
+
+def test_what_the_vocabulary_cannot_write_is_the_requests_fault(cluster: Cluster) -> None:
+    fuzz = Fuzz(cluster.gateways[0].url)
+    body = {"model": fuzz.model, "prompt": "a", "max_tokens": 8, "guided_regex": "[a-c]{2}é"}
+    answer = fuzz.send(Hostile("POST", "/v1/completions", json.dumps(body).encode()))
+    assert answer.status == 400
+    assert answer.first_object["error"]["param"] == "guided_regex", answer.body
 
 
 def test_hostile_requests_break_nothing_and_leave_nothing(cluster: Cluster) -> None:

@@ -54,6 +54,20 @@ def test_other_names_are_all_but_the_declared(names, text) -> None:
     assert written == (text not in names and '"' not in text)
 
 
+@pytest.mark.parametrize(
+    ("pattern", "right", "wrong"),
+    [
+        (r"^\s$", "\t\u00a0\u2028", "a\ufeff\u3000\x1c"),
+        (r"^\S$", "aé", " \ufeff\u3000\x1c"),
+        (r"^[^\s]$", "aé", " \ufeff\u3000\x1c"),
+        (r"^[^\S]$", "\t\u00a0\u2028", "a\ufeff\u3000\x1c"),
+    ],
+)
+def test_white_space_is_what_all_libraries_say(pattern: str, right: str, wrong: str) -> None:
+    written = whole(pattern[1:-1])
+    assert all(re.fullmatch(written, c) for c in right) and not any(re.fullmatch(written, c) for c in wrong)
+
+
 REFUSED = ["(?=a)b", "(?!a)b", "(?<=a)b", r"(a)\1", r"\bab", "a^b", "(?i)a", "(?i:a)b", r"\p{L}", "(a", "a{999999}"]
 
 
