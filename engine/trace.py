@@ -210,10 +210,10 @@ class _Lines:
         )
 
     def _row(self, row: BatchRow, num_sampled: int) -> TraceRow:
-        phase: Literal["p", "d", "-"] = "-" if row.is_padding else "d" if row.is_decode else "p"
         request = row.request
         context = row.start + row.num_tokens
-        return TraceRow(self._lanes.of(request), self._numbers[request], phase, row.num_tokens, num_sampled, context)
+        lane, number = self._lanes.of(request), self._numbers[request]
+        return TraceRow(lane, number, row.phase, row.num_tokens, num_sampled, context)
 
 
 def _iteration(

@@ -128,7 +128,7 @@ class Wheel:
         return WheelRow(
             lane=self._lanes.of(row.request),
             request=place,
-            phase="-" if row.is_padding else "d" if row.is_decode else "p",
+            phase=row.phase,
             num_tokens=row.num_tokens,
             context=row.start + row.num_tokens,
             end="" if stays else row.request.finish or "preempted",

@@ -22,6 +22,7 @@ from noria.gateway.services import Services, Tenant
 from noria.gateway.tenancy.administration import Administration
 from noria.gateway.tenancy.directory import Actor
 from noria.gateway.tenancy.principal import Administrator, check_named
+from noria.gateway.tenancy.resolver import WRONG_KEY
 from noria.gateway.tenancy.tenancy import Tenancy
 
 T = TypeVar("T")
@@ -80,7 +81,7 @@ async def authenticate(request: Request) -> Tenant:
 async def _holder(request: Request, tenancy: Tenancy | None, key: str) -> Tenant:
     """The project whose stored key it is."""
     if tenancy is None:
-        raise InvalidKey("Incorrect API key provided.")
+        raise InvalidKey(WRONG_KEY)
     holder = await tenancy.resolver.resolve(key)
     if isinstance(holder, Administrator):
         message = "This is an admin API key: it manages keys and projects, and calls no model."

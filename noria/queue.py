@@ -12,14 +12,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from noria.engine.wire.broker import BrokerUnavailable, QueueFull
 from noria.engine.wire.queue_view import DeadLetter, NoSuchLetter, PoolView, QueueView, open_view
 from noria.gateway.schemas.operations import died, shown_letter, shown_pool
-from noria.store_address import CannotShow, store_url
+from noria.store_address import CannotShow, store_url, unreachable
 from noria.supervisor import EXIT_CONFIGURATION, EXIT_FAILED
+from noria.tables import columns, console
 
 TOP_TENANTS = 10
 USAGE = "noria queue, or: noria queue dead list | show ID | requeue ID | drop ID"
@@ -32,7 +30,7 @@ def queue_command(words: Sequence[str], redis_url: str | None, state_dir: Path |
         with open_view(url) as view:
             return _run(list(words), view, as_json)
     except BrokerUnavailable as error:
-        raise CannotShow(f"the store cannot be reached at {' '.join(str(error).split())}", EXIT_FAILED) from None
+        raise unreachable(error) from None
     except NoSuchLetter as error:
         raise CannotShow(f"no dead letter has the id {error.args[0]}", EXIT_FAILED) from None
     except QueueFull as error:
@@ -68,39 +66,27 @@ def _run(words: list[str], view: QueueView, as_json: bool) -> int:
 # --- for people -------------------------------------------------------------------------------------------------------
 
 
-def _console() -> Console:
-    # Piped, each row is one line for the next program, however long.
-    return Console(width=None if sys.stdout.isatty() else 1000, highlight=False)
-
-
-def _table(*headings: str, numbers: Sequence[str] = ()) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for heading in headings:
-        table.add_column(heading, no_wrap=True, justify="right" if heading in numbers else "left")
-    return table
-
-
 def _show_pools(pools: list[PoolView]) -> None:
-    console = _console()
+    screen = console()
     if not pools:
-        console.print("No model is known to this store: no engine has been here for ten minutes.")
+        screen.print("No model is known to this store: no engine has been here for ten minutes.")
     for place, pool in enumerate(pools):
         if place:
-            console.print()
+            screen.print()
         depth = "  ".join(f"{name} {number}" for name, number in pool.depth.items())
-        console.print(pool.model, style="bold", markup=False)
-        console.print(f"  waiting   {sum(pool.depth.values())}  ({depth})")
-        console.print(f"  suspects  {pool.suspects}")
-        console.print(f"  tokens    {pool.tokens_queued}")
-        console.print(f"  bytes     {pool.bytes_queued}")
-        console.print(f"  dead      {pool.dead_letters}")
+        screen.print(pool.model, style="bold", markup=False)
+        screen.print(f"  waiting   {sum(pool.depth.values())}  ({depth})")
+        screen.print(f"  suspects  {pool.suspects}")
+        screen.print(f"  tokens    {pool.tokens_queued}")
+        screen.print(f"  bytes     {pool.bytes_queued}")
+        screen.print(f"  dead      {pool.dead_letters}")
         if pool.tenants:
-            tenants = _table("  TENANT", "WAITING", "TOKENS", numbers=("WAITING", "TOKENS"))
+            tenants = columns("  TENANT", "WAITING", "TOKENS", numbers=("WAITING", "TOKENS"))
             for tenant in pool.tenants[:TOP_TENANTS]:
                 tenants.add_row(f"  {tenant.tenant}", str(tenant.requests), str(tenant.tokens))
-            console.print(tenants)
+            screen.print(tenants)
         numbers = ("LEASE", "HELD", "RUNNING", "BATCH", "KV")
-        engines = _table("  ENGINE", *numbers, "STATE", numbers=numbers)
+        engines = columns("  ENGINE", *numbers, "STATE", numbers=numbers)
         for engine in pool.engines:
             stats = engine.stats
             used = f"{100 * stats.kv_blocks_used / stats.kv_blocks_total:.0f} %" if stats.kv_blocks_total else "-"
@@ -113,26 +99,26 @@ def _show_pools(pools: list[PoolView]) -> None:
                 used,
                 "lapsed" if engine.lease_seconds < 0 else "draining" if stats.draining else "live",
             )
-        console.print(engines if pool.engines else "  no engine")
+        screen.print(engines if pool.engines else "  no engine")
 
 
 def _show_letters(letters: list[DeadLetter]) -> None:
     if not letters:
-        _console().print("No dead letters.")
+        console().print("No dead letters.")
         return
-    table = _table("ID", "MODEL", "TENANT", "DIED", "ATTEMPTS", "ERROR", numbers=("ATTEMPTS",))
+    table = columns("ID", "MODEL", "TENANT", "DIED", "ATTEMPTS", "ERROR", numbers=("ATTEMPTS",))
     for letter in letters:
         tenant = letter.request.tenant if letter.request else "?"
         table.add_row(letter.request_id, letter.model, tenant, died(letter), str(letter.attempts), letter.error)
-    _console().print(table)
+    console().print(table)
 
 
 def _show_letter(letter: DeadLetter) -> None:
-    table = _table("", "")
+    table = columns("", "")
     table.show_header = False
     for name, value in shown_letter(letter, whole=True).items():
         table.add_row(name, value if isinstance(value, str) else json.dumps(value))
-    _console().print(table)
+    console().print(table)
 
 
 # --- for programs -----------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from noria.embedded_store import StoreError, default_state_dir, running_store
 from noria.engine.config import EngineConfig
+from noria.engine.wire.broker import BrokerUnavailable
 from noria.gateway.config import GatewaySettings
 from noria.gateway.tenancy.credentials import MIN_PEPPER
 from noria.options import build, in_environment
@@ -23,6 +24,11 @@ class CannotShow(Exception):
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
         self.code = code
+
+
+def unreachable(error: BrokerUnavailable) -> CannotShow:
+    """The store does not answer."""
+    return CannotShow(f"the store cannot be reached at {' '.join(str(error).split())}", EXIT_FAILED)
 
 
 def store_url(redis_url: str | None, state_dir: Path | None) -> str:

@@ -8,15 +8,12 @@ from __future__ import annotations
 import asyncio
 import getpass
 import json
-import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
 from pydantic import BaseModel
-from rich.console import Console
-from rich.table import Table
 
 from noria.engine.wire.broker import BrokerUnavailable
 from noria.gateway.errors import GatewayError
@@ -37,8 +34,9 @@ from noria.gateway.tenancy.administration import Administration
 from noria.gateway.tenancy.bootstrap import DEFAULT_ORGANIZATION, WrongPepper, bootstrap, opened
 from noria.gateway.tenancy.directory import Actor
 from noria.gateway.tenancy.records import ApiKey, Limits
-from noria.store_address import CannotShow, key_pepper, store_url
+from noria.store_address import CannotShow, key_pepper, store_url, unreachable
 from noria.supervisor import EXIT_CONFIGURATION, EXIT_FAILED
+from noria.tables import columns, console
 
 T = TypeVar("T")
 Shown = dict[str, Any]
@@ -72,7 +70,7 @@ def guarded(work: Callable[[], T]) -> T:
     try:
         return work()
     except BrokerUnavailable as error:
-        raise CannotShow(f"the store cannot be reached at {' '.join(str(error).split())}", EXIT_FAILED) from None
+        raise unreachable(error) from None
     except GatewayError as error:
         code = EXIT_CONFIGURATION if error.status == 400 else EXIT_FAILED
         raise CannotShow(error.message.rstrip("."), code) from None
@@ -107,13 +105,10 @@ def _value(text: str) -> Any:
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    shown = Table(box=None, pad_edge=False)
-    for heading in headings:
-        shown.add_column(heading, no_wrap=True)
+    shown = columns(*headings)
     for row in rows:
         shown.add_row(*("-" if value is None or value == "" else str(value) for value in row))
-    # Piped, each row is one line for the next program, however long.
-    Console(width=None if sys.stdout.isatty() else 1000, highlight=False).print(shown)
+    console().print(shown)
 
 
 def emit(shown: Any, as_json: bool, people: Callable[[], None]) -> None:

@@ -17,6 +17,7 @@ from rich.text import Text
 from noria.engine.wire.broker import BrokerUnavailable
 from noria.engine.wire.messages import EngineStats
 from noria.engine.wire.queue_view import EngineView, PoolView, QueueView, open_view
+from noria.tables import columns
 
 TOP_TENANTS = 10
 BAR = 12  # characters of a bar
@@ -80,8 +81,9 @@ def _pool(pool: PoolView, before: Counters, seconds: float) -> Iterator[Renderab
 
 
 def _engines(pool: PoolView, before: Counters, seconds: float) -> Table:
-    headings = ("RUNNING", "WAITING", "ROWS", "KV", "", "TOKENS/S", "PROMPT/S", "ITERATIONS/S", "MS", "CACHED", "STATE")
-    table = _table("  ENGINE", *headings, words=("  ENGINE", "", "STATE"))
+    rates = ("TOKENS/S", "PROMPT/S", "ITERATIONS/S", "MS", "CACHED")
+    numbers = ("RUNNING", "WAITING", "ROWS", "KV")
+    table = columns("  ENGINE", *numbers, "", *rates, "STATE", numbers=numbers + rates)
     for engine in pool.engines:
         now, then = engine.stats, before.get((pool.model, engine.engine))
         used = now.kv_blocks_used / max(now.kv_blocks_total, 1)
@@ -118,7 +120,7 @@ def _rates(now: EngineStats, then: EngineStats | None, seconds: float) -> tuple[
 
 
 def _tenants(pool: PoolView) -> Table:
-    table = _table("  TENANT", "WAITING", "TOKENS", words=("  TENANT",))
+    table = columns("  TENANT", "WAITING", "TOKENS", numbers=("WAITING", "TOKENS"))
     for tenant in pool.tenants[:TOP_TENANTS]:
         table.add_row(Text(f"  {tenant.tenant}"), str(tenant.requests), str(tenant.tokens))
     return table
@@ -134,10 +136,3 @@ def _bar(share: float) -> Text:
     full = round(BAR * min(share, 1.0))
     bar = Text("█" * full, style="red" if share > 0.9 else "cyan")
     return bar.append("░" * (BAR - full), style="dim")
-
-
-def _table(*headings: str, words: tuple[str, ...]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for heading in headings:
-        table.add_column(heading, no_wrap=True, justify="left" if heading in words else "right")
-    return table

@@ -6,7 +6,7 @@ Integers only; execution turns it into tensors.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from noria.engine.scheduling.request import Request
 
@@ -22,6 +22,11 @@ class BatchRow(NamedTuple):
     samples: bool  # the row reaches the last known token, so its logits choose the next one
     is_padding: bool = False  # a finished row of a static batch, computed and thrown away
     draft: tuple[int, ...] = ()  # of a decode row: tokens guessed to follow the newest one
+
+    @property
+    def phase(self) -> Literal["p", "d", "-"]:
+        """Prefill, decode or padding, as pictures of iterations name it."""
+        return "-" if self.is_padding else "d" if self.is_decode else "p"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -122,7 +122,7 @@ class Chunks:
 def padded(event: bytes) -> bytes:
     """The event with a field of random characters that rounds its length up to whole blocks."""
     start, end = event.removesuffix(b"}\n\n") + b',"obfuscation":"', b'"}\n\n'
-    room = -(len(start) + len(end)) % _OBFUSCATION_BLOCK
+    room = -(len(start) + len(end)) % _OBFUSCATION_BLOCK or _OBFUSCATION_BLOCK  # some, always
     return start + secrets.token_urlsafe(room)[:room].encode() + end
 
 

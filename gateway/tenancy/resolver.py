@@ -23,7 +23,7 @@ MAX_KNOWN = 4096
 """Keys known at a time, wrong ones included."""
 
 Holder = Principal | Administrator
-_WRONG = "Incorrect API key provided."
+WRONG_KEY = "Incorrect API key provided."
 
 
 class Resolver:
@@ -38,7 +38,7 @@ class Resolver:
         """Raises `InvalidKey`, which never repeats what was sent, and BrokerUnavailable. `afresh`: whatever the cache
         has."""
         if not is_well_formed(key):
-            raise InvalidKey(_WRONG)
+            raise InvalidKey(WRONG_KEY)
         digest, now = self._directory.pepper.digest(key), self._clock()
         known = self._known.get(digest)
         if known is None or known[0] <= now or afresh:
@@ -56,17 +56,17 @@ class Resolver:
         found = await self._read(organization_id, f"key/{key_id}", None)
         if isinstance(found, Principal):
             return found
-        raise found if isinstance(found, InvalidKey) else InvalidKey(_WRONG)
+        raise found if isinstance(found, InvalidKey) else InvalidKey(WRONG_KEY)
 
     async def _look(self, digest: str) -> Holder | InvalidKey:
         owner = await self._directory.owner(digest)
-        return InvalidKey(_WRONG) if owner is None else await self._read(*owner, digest)
+        return InvalidKey(WRONG_KEY) if owner is None else await self._read(*owner, digest)
 
     async def _read(self, organization_id: str, name: str, digest: str | None) -> Holder | InvalidKey:
         """The holder of the key in the directory's field `name`; without a digest: whichever secret opens it."""
         version, organization_raw, raw = await self._directory.fields(organization_id, "version", "organization", name)
         if raw is None or organization_raw is None:
-            return InvalidKey(_WRONG)
+            return InvalidKey(WRONG_KEY)
         credential = credential_of(name, raw)
         if fault := _fault(credential, digest):
             return fault
@@ -78,7 +78,7 @@ class Resolver:
             return await self._read(organization_id, name, digest)
         organization = Organization.model_validate_json(organization_raw)
         if project_raw is None or version is None or organization.archived_at is not None:
-            return InvalidKey(_WRONG)
+            return InvalidKey(WRONG_KEY)
         project = Project.model_validate_json(project_raw)
         if project.archived_at is not None:
             return InvalidKey("The project of this API key is archived.", code="project_archived")
@@ -90,7 +90,7 @@ def _fault(credential: AdminKey | ApiKey, digest: str | None) -> InvalidKey | No
     if digest is not None and not same(credential.digest, digest):
         former = credential.former if isinstance(credential, ApiKey) else None
         if former is None or not same(former.digest, digest) or now >= former.until:
-            return InvalidKey(_WRONG)
+            return InvalidKey(WRONG_KEY)
     if credential.is_expired(now):
         return InvalidKey("This API key has expired.", code="expired_api_key")
     return None

@@ -18,7 +18,7 @@ from noria.gateway.tenancy.books import Books
 from noria.gateway.tenancy.credentials import Pepper
 from noria.gateway.tenancy.directory import Directory
 from noria.gateway.tenancy.principal import Principal
-from noria.gateway.tenancy.resolver import Resolver
+from noria.gateway.tenancy.resolver import WRONG_KEY, Resolver
 from noria.gateway.tenancy.usage import Usage
 
 log = structlog.get_logger(__name__)
@@ -56,7 +56,7 @@ class Tenancy:
         async def again() -> Principal:
             found = await self.resolver.resolve(key, afresh=True)
             if not isinstance(found, Principal):
-                raise InvalidKey("Incorrect API key provided.")
+                raise InvalidKey(WRONG_KEY)
             return found
 
         return Caller(principal, again)

@@ -14,12 +14,11 @@ import pytest
 import redis
 
 from bench.store import Store, running_store
-from noria.cli import main
 from noria.engine.wire import keys
 from noria.gateway.tenancy.credentials import Pepper, is_well_formed
 from noria.gateway.tenancy.tenancy import Tenancy, TenancyOptions
+from tests.noria.conftest import PEPPER
 
-PEPPER = "pepper-of-the-files-0123456789abcdef"
 FILE = """
 prices:
   tiny: {input: 1, output: 2.5}
@@ -42,20 +41,6 @@ organizations:
 def store() -> Iterator[Store]:
     with running_store("valkey") as found:
         yield found
-
-
-@pytest.fixture
-def noria(store, capsys, monkeypatch):
-    monkeypatch.setenv("NORIA_KEY_PEPPER", PEPPER)
-    monkeypatch.setenv("NORIA_REDIS_URL", store.url)
-
-    def run(*words: str) -> tuple[int, str]:
-        with pytest.raises(SystemExit) as ended:
-            main(words)
-        captured = capsys.readouterr()
-        return int(ended.value.code or 0), captured.out + captured.err
-
-    return run
 
 
 def applied(noria, path, text, *options):

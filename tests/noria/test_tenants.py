@@ -3,35 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import pytest
 
-from bench.store import Store, running_store
-from noria.cli import main
 from noria.gateway.tenancy.credentials import is_well_formed
-
-PEPPER = "pepper-of-the-shell-0123456789abcdef"
-
-
-@pytest.fixture(scope="module")
-def store() -> Iterator[Store]:
-    with running_store("valkey") as found:
-        yield found
-
-
-@pytest.fixture
-def noria(store, capsys, monkeypatch):
-    monkeypatch.setenv("NORIA_KEY_PEPPER", PEPPER)
-    monkeypatch.setenv("NORIA_REDIS_URL", store.url)
-
-    def run(*words: str) -> tuple[int, str]:
-        with pytest.raises(SystemExit) as ended:
-            main(words)
-        captured = capsys.readouterr()
-        return int(ended.value.code or 0), captured.out + captured.err
-
-    return run
+from tests.noria.conftest import PEPPER
 
 
 def found(noria, *words):
