@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -287,7 +288,8 @@ async def chaos(cluster: Cluster, model: str, options: argparse.Namespace) -> in
         enough = partial(_is_over, troubling, started + options.seconds)
         disturbed = await run_all(client, repeated(specs, enough))
         troubling.cancel()
-        await asyncio.gather(troubling, return_exceptions=True)
+        with suppress(asyncio.CancelledError):
+            await troubling
     finally:
         await client.close()
     verdicts = [judge(answer, undisturbed[answer.spec.index]) for answer in disturbed]
