@@ -85,10 +85,11 @@ def gateway(config: ConfigFile = None, **given: Any) -> int:
     from noria.gateway.config import GatewaySettings
     from noria.options import build
 
-    settings = build(GatewaySettings, _given(**given))
+    chosen = _given(**given)
+    settings = build(GatewaySettings, chosen)
     from noria.gateway.server import run
 
-    return run(settings)
+    return run(settings, lambda: build(GatewaySettings, chosen))
 
 
 def engine(model: ModelArgument = None, config: ConfigFile = None, **given: Any) -> int:
