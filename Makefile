@@ -90,8 +90,8 @@ $(STAMPS)/torch: $(STAMPS)/venv pyproject.toml
 	@touch $@
 
 $(STAMPS)/package: $(STAMPS)/torch pyproject.toml
-	@echo "== noria[engine,embedded]"
-	@$(FAST_PIP) --editable '.[engine,embedded]'
+	@echo "== noria[engine,embedded,bench]"
+	@$(FAST_PIP) --editable '.[engine,embedded,bench]'
 	@touch $@
 
 $(STAMPS)/model: $(STAMPS)/venv
@@ -106,7 +106,7 @@ $(STAMPS)/kernels: $(STAMPS)/package $(wildcard kernels/cpu/*.[ch])
 
 $(STAMPS)/dev: $(STAMPS)/package
 	@echo "== noria[dev]"
-	@$(FAST_PIP) --editable '.[engine,embedded,dev]'
+	@$(FAST_PIP) --editable '.[engine,embedded,bench,dev]'
 	@touch $@
 
 # The tests run against Debian's Redis as well as against the embedded store.

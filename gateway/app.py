@@ -57,6 +57,7 @@ from noria.gateway.metrics import GatewayMetrics
 from noria.gateway.model_directory import ModelDirectory
 from noria.gateway.pump import FramePump
 from noria.gateway.records import record_limits
+from noria.gateway.reload import LiveSettings
 from noria.gateway.responses.background import HOLD, Background
 from noria.gateway.responses.context import Shelves
 from noria.gateway.responses.conversations import ConversationShelf
@@ -93,16 +94,18 @@ _NOUNS = (
 
 def create_app(settings: GatewaySettings) -> FastAPI:
     """A gateway that connects to its store when it starts, and keeps trying for as long as the store is away."""
-    limits = QueueLimits(depth=settings.max_queued, tenant_depth=settings.max_queued_per_tenant)
-    broker = GatewayBroker(settings.redis_url, limits=limits)
+    live = LiveSettings(settings)
+    broker = GatewayBroker(settings.redis_url)
+    live.watch(lambda now: broker.limit(QueueLimits(now.max_queued, tenant_depth=now.max_queued_per_tenant)))
     directory = ModelDirectory(broker)
+    live.watch(lambda now: directory.rename(now.model_by_alias))
     counted = GatewayMetrics(directory.models_now, vllm_names=settings.vllm_metrics)
     pump = FramePump(broker)
     records = RecordStore(settings.redis_url, record_limits(settings))
     batch_store = BatchStore(settings.redis_url)
     stored_files = Files(records, settings.max_file_bytes)
     services = Services(
-        settings,
+        live,
         broker,
         records,
         directory,
@@ -147,7 +150,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     app.state.shelves = shelves
     app.state.background = background
     app.state.wheel = wheel
-    app.state.keys = KeyRing(settings.key_entries)
+    live.watch(lambda now: setattr(app.state, "keys", KeyRing(now.key_entries)))
     errors.install(app)
     app.include_router(health.router)
     app.include_router(metrics.router)
@@ -204,5 +207,5 @@ def _batch_tools(services: Services, store: BatchStore, ask: Ask) -> Tools:
         forget=services.tickets.forget,
         slots=asyncio.Semaphore(settings.batch_concurrency),
         concurrency=settings.batch_concurrency,
-        max_line_bytes=settings.max_body_bytes,
+        max_line_bytes=lambda: services.settings.max_body_bytes,
     )

@@ -64,6 +64,7 @@ class GatewaySettings(Settings):
         validation_alias=AliasChoices("key_pepper", "NORIA_KEY_PEPPER"),
         description="Secret that stored API keys are hashed with; with it the admin API and its keys are there",
     )
+    aliases: str = Field("", description="More names of models, comma-separated: NAME=MODEL")
     limits_fail: Literal["closed", "open"] = Field(
         "closed", description="What becomes of requests while their limits cannot be asked: refused, or let in"
     )
@@ -118,6 +119,12 @@ class GatewaySettings(Settings):
         parse_keys(value.get_secret_value())
         return value
 
+    @field_validator("aliases")
+    @classmethod
+    def _are_aliases(cls, value: str) -> str:
+        parse_aliases(value)
+        return value
+
     @field_validator("key_pepper")
     @classmethod
     def _is_long_enough(cls, value: SecretStr) -> SecretStr:
@@ -134,6 +141,10 @@ class GatewaySettings(Settings):
     @property
     def key_entries(self) -> tuple[KeyEntry, ...]:
         return parse_keys(self.api_key.get_secret_value())
+
+    @property
+    def model_by_alias(self) -> dict[str, str]:
+        return parse_aliases(self.aliases)
 
     @property
     def api_keys(self) -> tuple[str, ...]:
@@ -163,6 +174,18 @@ def parse_keys(text: str) -> tuple[KeyEntry, ...]:
         if tenants.setdefault(entry.key, entry.tenant) != entry.tenant:
             raise ValueError(f"one key is given to two tenants: {tenants[entry.key]} and {entry.tenant}")
     return entries
+
+
+def parse_aliases(text: str) -> dict[str, str]:
+    """Model by alias. Raises ValueError."""
+    models: dict[str, str] = {}
+    for part in _split(text):
+        alias, equals, model = (piece.strip() for piece in part.partition("="))
+        if not (alias and equals and model):
+            raise ValueError(f"an alias is written NAME=MODEL, which {part} is not")
+        if models.setdefault(alias, model) != model:
+            raise ValueError(f"the alias {alias} is given to two models")
+    return models
 
 
 def _entry(part: str) -> KeyEntry:

@@ -26,6 +26,7 @@ from noria.gateway.metrics import GatewayMetrics
 from noria.gateway.model_directory import ModelDirectory, ServedModel
 from noria.gateway.origin import Followed, Origin, Queued
 from noria.gateway.pump import FramePump
+from noria.gateway.reload import LiveSettings
 from noria.gateway.sampling import seeds
 from noria.gateway.schemas.sampling import SamplingFields
 from noria.gateway.stored_completions import StoredCompletions
@@ -90,7 +91,7 @@ class Question:
 class Services:
     """The parts of one gateway process."""
 
-    settings: GatewaySettings
+    live: LiveSettings
     broker: GatewayBroker
     records: RecordStore
     directory: ModelDirectory
@@ -104,6 +105,11 @@ class Services:
     batches: BatchRegister
     completions: StoredCompletions
     tenancy: Tenancy | None = None
+
+    @property
+    def settings(self) -> GatewaySettings:
+        """As they are now: ask again for each request."""
+        return self.live.now
 
     def generation(self, tenant: Tenant, question: Question, group: str, ticket: Ticket | None) -> Generation:
         """The answer's generation. Its requests are named after `group`. Nothing is sent before it is entered."""

@@ -25,7 +25,7 @@ ENVIRONMENT_ONLY = frozenset({"redis_url", "redis_password", "api_key", "key_pep
 which every user of the machine can read."""
 
 
-class BadSetting(Exception):
+class BadSetting(ValueError):
     """A setting that cannot be used; the text is one line and names the option or the variable."""
 
 

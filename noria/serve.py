@@ -30,7 +30,7 @@ from noria.gateway.config import GatewaySettings
 from noria.gateway.errors import GatewayError
 from noria.gateway.tenancy.bootstrap import WrongPepper, bootstrap, has_admin
 from noria.options import as_arguments, build, in_environment
-from noria.store_address import PEPPER_FILE
+from noria.store_address import KEY_FILE, PEPPER_FILE
 from noria.supervisor import EXIT_CONFIGURATION, EXIT_FAILED, Supervisor
 
 ENGINE_MARGIN = 15.0  # on top of the engine's own time to drain: to end an iteration and hand its requests back
@@ -262,7 +262,7 @@ def _free_port(host: str, port: int) -> int:
 
 def _kept_key(folder: Path) -> tuple[str, Path]:
     """The generated key of this state folder, the same at every start."""
-    return _kept(folder, "api-key", lambda: f"sk-noria-{secrets.token_urlsafe(24)}")
+    return _kept(folder, KEY_FILE, lambda: f"sk-noria-{secrets.token_urlsafe(24)}")
 
 
 def _kept_pepper(folder: Path) -> str:

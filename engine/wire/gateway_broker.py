@@ -122,6 +122,10 @@ class GatewayBroker:
         self._housekeeping: asyncio.Task[None] | None = None
         self._closed = False
 
+    def limit(self, limits: QueueLimits) -> None:
+        """Bound the queues so from the next request on."""
+        self._limits = limits
+
     async def start(self) -> None:
         """Connect, create this gateway's stream, and keep house from now on: renew it, reap engines that died."""
         await self._keep_stream()
