@@ -17,7 +17,6 @@ from noria.engine.wire.batch_store import BatchStore
 from noria.engine.wire.broker import GatewayBroker
 from noria.engine.wire.record_store import RecordStore
 from noria.engine.wire.watches import Watches
-from noria.gateway import errors
 from noria.gateway.batches.attempts import Ask
 from noria.gateway.batches.dispatch import BatchDispatch
 from noria.gateway.batches.register import BatchRegister
@@ -49,6 +48,7 @@ from noria.gateway.endpoints import (
     usage,
 )
 from noria.gateway.files import Files
+from noria.gateway.http import error_answers
 from noria.gateway.http.methods import Methods
 from noria.gateway.http.request_context import RequestContext
 from noria.gateway.inner_call import InnerCall, Reply
@@ -151,7 +151,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     app.state.background = background
     app.state.wheel = wheel
     live.watch(lambda now: setattr(app.state, "keys", KeyRing(now.key_entries)))
-    errors.install(app)
+    error_answers.install(app)
     app.include_router(health.router)
     app.include_router(metrics.router)
     app.include_router(pages.router)

@@ -17,9 +17,10 @@ import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from noria.gateway.drain import Drain
-from noria.gateway.errors import ERROR_SHAPE, SHUTTING_DOWN, UNEXPECTED, ShuttingDown, respond
+from noria.gateway.errors import SHUTTING_DOWN, UNEXPECTED, ShuttingDown
 from noria.gateway.http.addresses import settle
 from noria.gateway.http.body import ClientGone
+from noria.gateway.http.error_answers import ERROR_SHAPE, respond
 from noria.gateway.messages import errors as anthropic
 from noria.gateway.metrics import GatewayMetrics
 
