@@ -95,6 +95,10 @@ class EngineConfig(Settings):
     progress_fd: int = Field(
         -1, validation_alias="NORIA_PROGRESS_FD", description="Descriptor for load progress as JSON lines; -1: log it"
     )
+    traces: str = Field(
+        "",
+        description="OTLP/HTTP address to send traces to, like http://collector:4318/v1/traces; empty: none are made",
+    )
     log_format: Literal["auto", "text", "json"] = Field("auto", description="auto: text on a terminal, else JSON")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe line to log")
 

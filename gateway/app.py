@@ -16,6 +16,7 @@ from noria.engine.wire.backpressure import QueueLimits
 from noria.engine.wire.batch_store import BatchStore
 from noria.engine.wire.broker import GatewayBroker
 from noria.engine.wire.record_store import RecordStore
+from noria.engine.wire.tracing import open_tracer
 from noria.engine.wire.watches import Watches
 from noria.gateway.batches.attempts import Ask
 from noria.gateway.batches.dispatch import BatchDispatch
@@ -97,6 +98,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     live = LiveSettings(settings)
     broker = GatewayBroker(settings.redis_url)
     live.watch(lambda now: broker.limit(QueueLimits(now.max_queued, tenant_depth=now.max_queued_per_tenant)))
+    tracer = open_tracer("gateway", settings.traces, broker.boot_id)
     directory = ModelDirectory(broker)
     live.watch(lambda now: directory.rename(now.model_by_alias))
     counted = GatewayMetrics(directory.models_now, vllm_names=settings.vllm_metrics)
@@ -143,6 +145,8 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         await wheel.close()
         if services.tenancy is not None:
             await services.tenancy.close()
+        if tracer is not None:
+            await asyncio.to_thread(tracer.close)
 
     app = FastAPI(title="Noria", lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None)
     app.router.redirect_slashes = False
@@ -182,7 +186,8 @@ def create_app(settings: GatewaySettings) -> FastAPI:
                 "x-noria-queue-eta",
             ],
         )
-    app.add_middleware(RequestContext, metrics=counted, drain=services.drain)  # added last: outermost
+    # Added last: outermost.
+    app.add_middleware(RequestContext, metrics=counted, drain=services.drain, tracer=tracer)
     return app
 
 

@@ -116,6 +116,10 @@ class GatewaySettings(Settings):
     max_stored_file_bytes: int = Field(1024 * 1024 * 1024, ge=1024, description="Files of one tenant at most: then 400")
     batch_concurrency: int = Field(16, ge=0, le=1024, description="Lines of batches that run here at once; 0: none do")
     shutdown_timeout: int = Field(30, ge=0, description="Time for open answers to end after SIGTERM")
+    traces: str = Field(
+        "",
+        description="OTLP/HTTP address to send traces to, like http://collector:4318/v1/traces; empty: none are made",
+    )
     log_format: Literal["auto", "text", "json"] = Field("auto", description="auto: text on a terminal, else JSON")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe line to log")
 

@@ -19,6 +19,7 @@ import uvicorn
 
 from noria.engine.wire.broker import redact
 from noria.engine.wire.logs import configure
+from noria.engine.wire.tracing import CannotTrace
 from noria.gateway.app import create_app
 from noria.gateway.config import GatewaySettings
 from noria.gateway.http.protocol import bounded
@@ -81,7 +82,7 @@ def run(settings: GatewaySettings, read_again: Callable[[], GatewaySettings] = G
         tls = _tls(settings)
         app = create_app(settings)
         listener = _listen(settings.host, settings.port)
-    except _BadCertificate as error:
+    except (_BadCertificate, CannotTrace) as error:
         return _refuse(str(error), _EXIT_CONFIGURATION)
     except ValueError as error:
         return _refuse(f"{redact(settings.redis_url)} is not the URL of a store: {error}", _EXIT_CONFIGURATION)
