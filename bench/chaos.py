@@ -1,24 +1,29 @@
 """Two gateways, two engines and a store with an append-only file, killed and stopped at random while they stream.
 
-    python -m bench.chaos --requests 200 --seconds 600 --seed 1
+    python -m bench.chaos --requests 200 --disturbances 12 --seed 1
 
-The requests run once undisturbed, then again while processes get SIGKILL or SIGSTOP at random times. Every request has
-to end exactly once, with the undisturbed run's text byte for byte and the same usage, or with one honest error event.
-What was seen of a stream that a dead gateway cut off has to be the beginning of that text; the client goes on with it
-at another gateway (Last-Event-ID), or sends the request anew.
+The requests run once undisturbed, then again while processes get SIGKILL or SIGSTOP at random times, and further times
+until all disturbances were made: a fast machine has as many as a slow one. Every request has to end exactly once, with
+the undisturbed run's text byte for byte and the same usage, or with one honest error event. What was seen of a stream
+that a dead gateway cut off has to be the beginning of that text; the client goes on with it at another gateway
+(Last-Event-ID), or sends the request anew.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import random
 import signal
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -184,20 +189,21 @@ _NO_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=0)
 
 
 class Trouble:
-    """Disturbs one process at a time, so that a request meets more than one death only by bad luck."""
+    """Disturbs one process at a time, so that a request meets more than one death only by bad luck. `planned`: how many
+    times. `gap`: mean seconds between two. `away`: seconds that the store is killed or stopped for."""
 
-    def __init__(self, cluster: Cluster, seed: int, gap: tuple[float, float], most: int, away: float) -> None:
+    def __init__(self, cluster: Cluster, seed: int, planned: int, gap: float, away: float) -> None:
         self._cluster = cluster
         self._chance = random.Random(seed)
+        self._planned = planned
         self._gap = gap
-        self._most = most
-        self._away = away  # seconds that the store is away, killed or stopped
+        self._away = away
         self.counts: Counter[str] = Counter()
 
     async def run(self) -> None:
         bag: list[tuple[Part, bool]] = []  # every process once by each signal, in random order, before any comes again
-        while sum(self.counts.values()) < self._most:
-            await asyncio.sleep(self._chance.uniform(*self._gap))
+        for _ in range(self._planned):
+            await asyncio.sleep(self._chance.uniform(self._gap / 2, self._gap * 1.5))
             if not bag:
                 bag = [(part, kill) for part in self._cluster.parts for kill in (True, False)]
                 self._chance.shuffle(bag)
@@ -232,14 +238,22 @@ class Trouble:
         self.counts[f"{name} {part.name.rstrip('0123456789')}"] += 1
 
 
-async def run_all(client: Client, specs: list[Spec]) -> list[Answer]:
-    gate = asyncio.Semaphore(CONCURRENCY)
+async def run_all(client: Client, specs: Iterable[Spec]) -> list[Answer]:
+    """A few at a time; answers in the order of the specs, which may be made while others run."""
+    feed, answers = iter(enumerate(specs)), dict[int, Answer]()
 
-    async def one(spec: Spec) -> Answer:
-        async with gate:
-            return await client.complete(spec)
+    async def work() -> None:
+        for place, spec in feed:
+            answers[place] = await client.complete(spec)
 
-    return list(await asyncio.gather(*(one(spec) for spec in specs)))
+    await asyncio.gather(*(work() for _ in range(CONCURRENCY)))
+    return [answers[place] for place in range(len(answers))]
+
+
+def repeated(specs: list[Spec], enough: Callable[[], bool]) -> Iterator[Spec]:
+    """All of them once, then over again until `enough`."""
+    yield from specs
+    yield from itertools.takewhile(lambda _: not enough(), itertools.cycle(specs))
 
 
 def judge(answer: Answer, expected: Answer) -> str:
@@ -269,16 +283,22 @@ async def chaos(cluster: Cluster, model: str, options: argparse.Namespace) -> in
         calm = time.monotonic() - started
         if bad := [answer for answer in undisturbed if answer.problem or answer.error]:
             raise SystemExit(f"the undisturbed run failed: {bad[0].problem or bad[0].error}")
-        trouble = Trouble(cluster, options.seed, (options.gap / 2, options.gap * 1.5), options.kills, options.away)
+        trouble = Trouble(cluster, options.seed, options.disturbances, options.gap, options.away)
         troubling = asyncio.create_task(trouble.run())
-        disturbed = await run_all(client, specs)
+        enough = partial(_is_over, troubling, started + options.seconds)
+        disturbed = await run_all(client, repeated(specs, enough))
         troubling.cancel()
-        await asyncio.gather(troubling, return_exceptions=True)
+        with suppress(asyncio.CancelledError):
+            await troubling
     finally:
         await client.close()
-    verdicts = [judge(answer, expected) for answer, expected in zip(disturbed, undisturbed, strict=True)]
+    verdicts = [judge(answer, undisturbed[answer.spec.index]) for answer in disturbed]
     _report(cluster, trouble, disturbed, verdicts, calm, time.monotonic() - started - calm)
     return sum(map(bool, verdicts))
+
+
+def _is_over(task: asyncio.Task[None], until: float) -> bool:
+    return task.done() or time.monotonic() > until
 
 
 def _report(
@@ -290,7 +310,8 @@ def _report(
     for error, number in Counter(answer.error for answer in answers if answer.error).items():
         print(f"ended with an error {number}x: {error}")
     print(f"undisturbed {calm:.0f} s, disturbed {rough:.0f} s")
-    print("disturbances: " + (", ".join(f"{name} {n}" for name, n in sorted(trouble.counts.items())) or "none"))
+    kinds = ", ".join(f"{name} {n}" for name, n in sorted(trouble.counts.items()))
+    print(f"{trouble.counts.total()} disturbances: {kinds or 'none'}")
     print(
         f"streams cut off {sum(a.cut for a in answers)}, resumed by id {sum(a.resumed for a in answers)}, "
         f"begun anew {sum(len(a.pieces) for a in answers)}, refused and tried again {sum(a.refused for a in answers)}"
@@ -316,8 +337,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--model", default="tiny", help="tiny (random weights), an alias, a folder or a GGUF file")
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--longest", type=int, default=300, help="output tokens of the longest request")
-    parser.add_argument("--kills", type=int, default=1000, help="disturbances at most")
-    parser.add_argument("--gap", type=float, default=3.0, help="mean seconds between two disturbances")
+    parser.add_argument("--disturbances", type=int, default=12)
+    parser.add_argument("--gap", type=float, default=1.5, help="mean seconds between two disturbances")
     parser.add_argument("--away", type=float, default=10.0, help="seconds that the store is away")
     parser.add_argument("--seconds", type=float, default=600.0, help="requests that have not ended by then have failed")
     parser.add_argument("--seed", type=int, default=1)

@@ -1,7 +1,7 @@
 """schemathesis against the API as `/v1/openapi.json` tells it: `python -m bench.fuzz_openapi`.
 
 To get past the first 404 it is told which model there is, and an id of everything that a path may name. Needs
-`schemathesis` beside this interpreter or on PATH (`pip install 'noria[bench]'`). Starts a store, an engine of a tiny
+`schemathesis` beside this interpreter or on PATH (`pip install 'noria[fuzz]'`). Starts a store, an engine of a tiny
 model and a gateway of its own. Exits with 1 where schemathesis found anything, or anything is left held after.
 """
 
@@ -82,7 +82,7 @@ def main() -> int:
     options = parser.parse_args()
     program = options.schemathesis or shutil.which("schemathesis")
     if program is None:
-        parser.error("schemathesis is not installed: pip install 'noria[bench]'")
+        parser.error("schemathesis is not installed: pip install 'noria[fuzz]'")
     with tempfile.TemporaryDirectory() as folder, cluster_of_a_tiny_model(Path(folder)) as cluster:
         url = cluster.gateways[0].url
         fuzz, before = Fuzz(url), lasting_keys(cluster)

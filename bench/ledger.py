@@ -21,8 +21,9 @@ import redis
 from bench.chaos import Answer, Client, Trouble, make_specs, run_all
 from bench.cluster import Cluster, wait_until
 from bench.tiny_model import make
-from noria.gateway.tenancy.bootstrap import DEFAULT_ORGANIZATION, DEFAULT_PROJECT, bootstrap, opened
+from noria.gateway.tenancy.bootstrap import DEFAULT_PROJECT, bootstrap, opened
 from noria.gateway.tenancy.directory import Actor
+from noria.gateway.tenancy.names import DEFAULT_ORGANIZATION
 from noria.gateway.tenancy.records import Limits
 
 PEPPER = "pepper-of-the-bench-0123456789abcdef"

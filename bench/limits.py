@@ -33,9 +33,10 @@ from noria.engine.wire.connection import AsyncStore
 from noria.engine.wire.messages import EngineStats, FinishReason, ModelCard, TokenFrame, Usage
 from noria.gateway.tenancy import books, names
 from noria.gateway.tenancy.administration import Administration
-from noria.gateway.tenancy.bootstrap import DEFAULT_ORGANIZATION, DEFAULT_PROJECT, bootstrap, opened
+from noria.gateway.tenancy.bootstrap import DEFAULT_PROJECT, bootstrap, opened
 from noria.gateway.tenancy.directory import Actor
 from noria.gateway.tenancy.limits import bounds
+from noria.gateway.tenancy.names import DEFAULT_ORGANIZATION
 from noria.gateway.tenancy.principal import Principal
 from noria.gateway.tenancy.records import Limits
 
@@ -80,9 +81,9 @@ async def admit(url: str, rounds: int = 3000) -> None:
         times[name].append((time.perf_counter() - began) * 1e6)
 
     for n in range(rounds):
-        meters = [meter.packed() for meter in found.meters]
+        meters, gates = ([bound.packed() for bound in bounds] for bounds in (found.meters, found.gates))
         parts = [(f"r{n}-0", 100, 200)]
-        spec = (f"r{n}", principal.version, 10_000, MODEL, parts, meters, found.gates, [], (0, 0))
+        spec = (f"r{n}", principal.version, 10_000, MODEL, parts, meters, gates, [], (0, 0))
         await timed("GET", lambda: store.run(("GET", "bench:key")))
         packed = books.pack(spec)
         await timed("ADMIT", lambda: store.run(books.ADMIT(prefix, packed)))  # noqa: B023

@@ -13,6 +13,7 @@ from noria.engine.execution.step import NO_TOKEN, Mask, Pooling, RowInput, RowOu
 from noria.engine.grammar.matcher import CompiledGrammar, Matcher
 from noria.engine.scheduling.batch import BatchRow, Progress
 from noria.engine.scheduling.request import Request
+from noria.engine.spans import RequestSpans
 from noria.engine.wire.messages import (
     CLASSES,
     Claimed,
@@ -36,6 +37,7 @@ class LiveRequest:
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
     pooled: bytes = b""
     matcher: Matcher | None = None
+    spans: RequestSpans | None = None
 
     @staticmethod
     def start(claimed: Claimed, card: ModelCard, scheduler_id: str) -> LiveRequest:

@@ -16,8 +16,8 @@ from noria.engine.wire.backpressure import QueueLimits
 from noria.engine.wire.batch_store import BatchStore
 from noria.engine.wire.broker import GatewayBroker
 from noria.engine.wire.record_store import RecordStore
+from noria.engine.wire.tracing import open_tracer
 from noria.engine.wire.watches import Watches
-from noria.gateway import errors
 from noria.gateway.batches.attempts import Ask
 from noria.gateway.batches.dispatch import BatchDispatch
 from noria.gateway.batches.register import BatchRegister
@@ -49,6 +49,7 @@ from noria.gateway.endpoints import (
     usage,
 )
 from noria.gateway.files import Files
+from noria.gateway.http import error_answers
 from noria.gateway.http.methods import Methods
 from noria.gateway.http.request_context import RequestContext
 from noria.gateway.inner_call import InnerCall, Reply
@@ -57,6 +58,7 @@ from noria.gateway.metrics import GatewayMetrics
 from noria.gateway.model_directory import ModelDirectory
 from noria.gateway.pump import FramePump
 from noria.gateway.records import record_limits
+from noria.gateway.reload import LiveSettings
 from noria.gateway.responses.background import HOLD, Background
 from noria.gateway.responses.context import Shelves
 from noria.gateway.responses.conversations import ConversationShelf
@@ -93,16 +95,19 @@ _NOUNS = (
 
 def create_app(settings: GatewaySettings) -> FastAPI:
     """A gateway that connects to its store when it starts, and keeps trying for as long as the store is away."""
-    limits = QueueLimits(depth=settings.max_queued, tenant_depth=settings.max_queued_per_tenant)
-    broker = GatewayBroker(settings.redis_url, limits=limits)
+    live = LiveSettings(settings)
+    broker = GatewayBroker(settings.redis_url)
+    live.watch(lambda now: broker.limit(QueueLimits(now.max_queued, tenant_depth=now.max_queued_per_tenant)))
+    tracer = open_tracer("gateway", settings.traces, broker.boot_id)
     directory = ModelDirectory(broker)
+    live.watch(lambda now: directory.rename(now.model_by_alias))
     counted = GatewayMetrics(directory.models_now, vllm_names=settings.vllm_metrics)
     pump = FramePump(broker)
     records = RecordStore(settings.redis_url, record_limits(settings))
     batch_store = BatchStore(settings.redis_url)
     stored_files = Files(records, settings.max_file_bytes)
     services = Services(
-        settings,
+        live,
         broker,
         records,
         directory,
@@ -140,6 +145,8 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         await wheel.close()
         if services.tenancy is not None:
             await services.tenancy.close()
+        if tracer is not None:
+            await asyncio.to_thread(tracer.close)
 
     app = FastAPI(title="Noria", lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None)
     app.router.redirect_slashes = False
@@ -147,8 +154,8 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     app.state.shelves = shelves
     app.state.background = background
     app.state.wheel = wheel
-    app.state.keys = KeyRing(settings.key_entries)
-    errors.install(app)
+    live.watch(lambda now: setattr(app.state, "keys", KeyRing(now.key_entries)))
+    error_answers.install(app)
     app.include_router(health.router)
     app.include_router(metrics.router)
     app.include_router(pages.router)
@@ -179,7 +186,8 @@ def create_app(settings: GatewaySettings) -> FastAPI:
                 "x-noria-queue-eta",
             ],
         )
-    app.add_middleware(RequestContext, metrics=counted, drain=services.drain)  # added last: outermost
+    # Added last: outermost.
+    app.add_middleware(RequestContext, metrics=counted, drain=services.drain, tracer=tracer)
     return app
 
 
@@ -204,5 +212,5 @@ def _batch_tools(services: Services, store: BatchStore, ask: Ask) -> Tools:
         forget=services.tickets.forget,
         slots=asyncio.Semaphore(settings.batch_concurrency),
         concurrency=settings.batch_concurrency,
-        max_line_bytes=settings.max_body_bytes,
+        max_line_bytes=lambda: services.settings.max_body_bytes,
     )

@@ -8,8 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+import msgspec
 import structlog
 
 from noria.engine.wire.broker import BrokerUnavailable, GatewayBroker, ModelStatus, StoreFault
@@ -45,16 +48,21 @@ class ModelDirectory:
         self._broker = broker
         self._served: dict[str, ServedModel] = {}
         self._looking = asyncio.Lock()
+        self._model_by_alias: Mapping[str, str] = {}
         self.models: dict[str, ModelStatus] = {}
         self.fresh = False
         self.trouble = "no contact with the store yet"
+
+    def rename(self, model_by_alias: Mapping[str, str]) -> None:
+        """From the next look on models have these names too, which win over the aliases that engines give."""
+        self._model_by_alias = model_by_alias
 
     async def refresh(self) -> None:
         """Take in what the broker knows, which is a second old at most. Never raises: see `fresh`."""
         async with self._looking:
             try:
                 async with asyncio.timeout(_LOOK_TIME):
-                    found = {status.card.id: status for status in await self._broker.models()}
+                    found = {status.card.id: self._renamed(status) for status in await self._broker.models()}
                 for status in found.values():
                     await self._load(status)
             except (BrokerUnavailable, StoreFault) as error:
@@ -108,9 +116,17 @@ class ModelDirectory:
         ready = [s for s in self.models.values() if s.takes_requests and s.card.id in self._served]
         return sorted(ready, key=lambda status: (status.card.created, status.card.id))
 
+    def _renamed(self, status: ModelStatus) -> ModelStatus:
+        own = self._model_by_alias
+        theirs = [alias for alias in status.card.aliases if alias not in own]
+        ours = [alias for alias, model in own.items() if model in (status.card.id, *status.card.aliases)]
+        card = msgspec.structs.replace(status.card, aliases=(*theirs, *ours))
+        return dataclasses.replace(status, card=card)
+
     async def _load(self, status: ModelStatus) -> None:
         known = self._served.get(status.card.id)
-        if known is not None and known.card == status.card:
+        if known is not None and _nameless(known.card) == _nameless(status.card):
+            self._served[status.card.id] = dataclasses.replace(known, card=status.card)
             return
         if not status.engines and known is not None:
             return
@@ -122,6 +138,11 @@ class ModelDirectory:
             return
         self._served[status.card.id] = model
         log.info("model known", model=status.card.id, tokenizer=model.tokenizer.backend)
+
+
+def _nameless(card: ModelCard) -> ModelCard:
+    """Other names change no table that is made for a model."""
+    return msgspec.structs.replace(card, aliases=())
 
 
 def not_found(name: str) -> ModelNotFound:

@@ -66,7 +66,6 @@ class Queued:
         self._pump = pump
         self._card = card
         self._admission = admission
-        self._max_waiting = None if admission is None else admission.max_waiting
         self._requests = {request.id: request for request in requests}
         self._ticket = ticket
         self._queued: set[str] = set()
@@ -118,7 +117,7 @@ class Queued:
             self._requests = {i: _cut(request, granted) for i, request in self._requests.items()}
 
     async def _enqueue(self, request: GenerationRequest) -> None:
-        await self._broker.enqueue(request, self._card, max_waiting=self._max_waiting)
+        await self._broker.enqueue(request, self._card)
         self._queued.add(request.id)
 
     def _take_back(self, *, refused: bool = False) -> None:

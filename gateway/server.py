@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import signal
 import socket
+import ssl
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from types import FrameType
 
 import structlog
@@ -16,9 +19,11 @@ import uvicorn
 
 from noria.engine.wire.broker import redact
 from noria.engine.wire.logs import configure
+from noria.engine.wire.tracing import CannotTrace
 from noria.gateway.app import create_app
 from noria.gateway.config import GatewaySettings
 from noria.gateway.http.protocol import bounded
+from noria.gateway.reload import reload
 from noria.gateway.services import Services
 
 log = structlog.get_logger(__name__)
@@ -35,10 +40,16 @@ class DrainingServer(uvicorn.Server):
     """Uvicorn, which on a signal would stop listening at once: this one goes on listening to say that it is not ready
     and takes nothing new, until open answers have ended or their time is up. A second signal ends it right away."""
 
-    def __init__(self, config: uvicorn.Config, services: Services) -> None:
+    def __init__(self, config: uvicorn.Config, services: Services, reload: Callable[[], None]) -> None:
         super().__init__(config)
         self._services = services
+        self._reload = reload
+        self._reload_asked = False
         self._until = 0.0  # monotonic
+
+    def handle_hangup(self, sig: int, frame: FrameType | None) -> None:
+        """SIGHUP: the settings are read again between two ticks, not in the middle of whatever runs now."""
+        self._reload_asked = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._services.drain.begun:
@@ -48,6 +59,9 @@ class DrainingServer(uvicorn.Server):
         self._until = time.monotonic() + self._services.settings.shutdown_timeout
 
     async def on_tick(self, counter: int) -> bool:
+        if self._reload_asked:
+            self._reload_asked = False
+            self._reload()
         drain = self._services.drain
         if drain.begun and (not drain.open or time.monotonic() >= self._until):
             self.should_exit = True
@@ -59,13 +73,17 @@ class DrainingServer(uvicorn.Server):
         return await super().on_tick(counter)
 
 
-def run(settings: GatewaySettings) -> int:
-    """Serve until SIGTERM or SIGINT. Returns the exit code. Where it cannot start, one line on stderr says why: then
-    the code is 1 for an address that is taken, and 2 for settings that will be as wrong at the next try."""
+def run(settings: GatewaySettings, read_again: Callable[[], GatewaySettings] = GatewaySettings) -> int:
+    """Serve until SIGTERM or SIGINT; on SIGHUP take over what `read_again` returns. Returns the exit code. Where it
+    cannot start, one line on stderr says why: then the code is 1 for an address that is taken, and 2 for settings that
+    will be as wrong at the next try."""
     configure("gateway", settings.log_format, settings.log_level)
     try:
+        tls = _tls(settings)
         app = create_app(settings)
         listener = _listen(settings.host, settings.port)
+    except (_BadCertificate, CannotTrace) as error:
+        return _refuse(str(error), _EXIT_CONFIGURATION)
     except ValueError as error:
         return _refuse(f"{redact(settings.redis_url)} is not the URL of a store: {error}", _EXIT_CONFIGURATION)
     except OSError as error:
@@ -83,15 +101,45 @@ def run(settings: GatewaySettings) -> int:
         server_header=False,
         timeout_keep_alive=settings.keep_alive,
         timeout_graceful_shutdown=_LAST_WORDS,
+        ssl_context_factory=None if tls is None else lambda *_: tls,
     )
     log.info("listening", host=settings.host, port=listener.getsockname()[1])
-    server = DrainingServer(config, app.state.services)
+    live = app.state.services.live
+    live.watch(lambda now: configure("gateway", now.log_format, now.log_level))
+    server = DrainingServer(config, app.state.services, partial(reload, live, partial(_read, read_again, tls)))
+    signal.signal(signal.SIGHUP, server.handle_hangup)
     # Before and after uvicorn's own time, too, a signal is a wish to end and not a death.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, server.handle_exit)
     with listener:
         server.run(sockets=[listener])
     return 0
+
+
+class _BadCertificate(ValueError):
+    """Which file, and what is wrong with it."""
+
+
+def _tls(settings: GatewaySettings) -> ssl.SSLContext | None:
+    """What HTTPS is spoken with; None: HTTP is."""
+    if not settings.tls_cert:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        context.load_cert_chain(settings.tls_cert, settings.tls_key)
+    except OSError as error:  # ssl's own errors among them
+        raise _BadCertificate(f"cannot speak HTTPS with {settings.tls_cert}, {settings.tls_key}: {error}") from None
+    return context
+
+
+def _read(read_again: Callable[[], GatewaySettings], tls: ssl.SSLContext | None) -> GatewaySettings:
+    """The settings read again; new connections get the certificate that lies in the files now."""
+    settings = read_again()
+    if tls is not None and _tls(settings) is not None:  # tried apart: a bad pair must not spoil the context in use
+        tls.load_cert_chain(settings.tls_cert, settings.tls_key)
+    return settings
 
 
 def _refuse(reason: str, code: int) -> int:

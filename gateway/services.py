@@ -26,12 +26,14 @@ from noria.gateway.metrics import GatewayMetrics
 from noria.gateway.model_directory import ModelDirectory, ServedModel
 from noria.gateway.origin import Followed, Origin, Queued
 from noria.gateway.pump import FramePump
+from noria.gateway.reload import LiveSettings
 from noria.gateway.sampling import seeds
 from noria.gateway.schemas.sampling import SamplingFields
 from noria.gateway.stored_completions import StoredCompletions
 from noria.gateway.tenancy.admission import Admission, Caller, Part, output_limit
 from noria.gateway.tenancy.tenancy import Tenancy
 from noria.gateway.tickets import Ticket, TicketOffice
+from noria.gateway.tracing import trace_fields
 from noria.gateway.uploads import Uploads
 
 
@@ -90,7 +92,7 @@ class Question:
 class Services:
     """The parts of one gateway process."""
 
-    settings: GatewaySettings
+    live: LiveSettings
     broker: GatewayBroker
     records: RecordStore
     directory: ModelDirectory
@@ -104,6 +106,11 @@ class Services:
     batches: BatchRegister
     completions: StoredCompletions
     tenancy: Tenancy | None = None
+
+    @property
+    def settings(self) -> GatewaySettings:
+        """As they are now: ask again for each request."""
+        return self.live.now
 
     def generation(self, tenant: Tenant, question: Question, group: str, ticket: Ticket | None) -> Generation:
         """The answer's generation. Its requests are named after `group`. Nothing is sent before it is entered."""
@@ -163,6 +170,7 @@ class Services:
         service_class = tenant.queue or fields.service_class
         tenant.check(question.model.card, service_class)
         deadline_ms = int((time.time() + self.settings.request_timeout) * 1000)
+        traceparent, sent_ms = trace_fields()
         drawn = seeds(fields.seed, len(question.prompts), n)
         return [
             GenerationRequest(
@@ -182,6 +190,8 @@ class Services:
                 prediction=question.prediction,
                 account=tenant.account,
                 copy=place % n > 0,
+                traceparent=traceparent,
+                sent_ms=sent_ms,
             )
             for place, seed in enumerate(drawn)
         ]

@@ -74,7 +74,7 @@ async def _apply(administration: Administration, steps: list[Step]) -> dict[str,
         actor, org, project, given = me(), step.organization, step.project, step.given
         match step.kind, step.verb:
             case "price", _:
-                await administration.directory.set_price(step.id, Price.model_validate(step.after))
+                await administration.set_price(actor, step.id, Price.model_validate(step.after))
             case "organization", "create":
                 await administration.create_organization(actor, given, id=step.id)
             case "organization", _:

@@ -1,5 +1,5 @@
-"""The `noria` command: `serve`, `gateway`, `engine`, `queue`, `top`, `doctor`, `config`, `models`, `simulate`, `trace`,
-and those about tenants.
+"""The `noria` command: `serve`, `gateway`, `engine`, `queue`, `top`, `doctor`, `config`, `models`, `bench`, `simulate`,
+`trace`, and those about tenants.
 
 Exit codes: 0 done or stopped as asked; 1 something around it failed (a port in use, a store out of reach), the same
 command may work later; 2 it cannot work as asked (an option, the model, the memory); 130 stopped by force.
@@ -85,10 +85,11 @@ def gateway(config: ConfigFile = None, **given: Any) -> int:
     from noria.gateway.config import GatewaySettings
     from noria.options import build
 
-    settings = build(GatewaySettings, _given(**given))
+    chosen = _given(**given)
+    settings = build(GatewaySettings, chosen)
     from noria.gateway.server import run
 
-    return run(settings)
+    return run(settings, lambda: build(GatewaySettings, chosen))
 
 
 def engine(model: ModelArgument = None, config: ConfigFile = None, **given: Any) -> int:
@@ -218,6 +219,13 @@ def models() -> None:
     Console(width=None if sys.stdout.isatty() else 1000, highlight=False).print(table)
 
 
+def bench(**given: Any) -> int:
+    """Measure a server under load: throughput, first token, between tokens."""
+    from noria.bench import bench_command
+
+    return bench_command(**given)
+
+
 def simulate(**given: Any) -> int:
     """Compare the scheduling policies on a simulated engine: latency against load."""
     from noria.simulate import simulate_command
@@ -258,6 +266,12 @@ def _engine_parameters() -> list[inspect.Parameter]:
     return parameters(Panel("Engine", EngineConfig, frozenset({"model", "redis_password", "progress_fd"})))
 
 
+def _bench_parameters() -> list[inspect.Parameter]:
+    from noria.bench import bench_command
+
+    return list(inspect.signature(bench_command, eval_str=True).parameters.values())
+
+
 def _simulate_parameters() -> list[inspect.Parameter]:
     from noria.simulate import simulate_command
 
@@ -280,6 +294,7 @@ COMMANDS: dict[Callable[..., int | None], Callable[[], list[inspect.Parameter]] 
     top: None,
     models: None,
     apply: None,
+    bench: _bench_parameters,
     simulate: _simulate_parameters,
     trace: _trace_parameters,
 }

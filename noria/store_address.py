@@ -15,6 +15,7 @@ from noria.gateway.tenancy.credentials import MIN_PEPPER
 from noria.options import build, in_environment
 from noria.supervisor import EXIT_CONFIGURATION, EXIT_FAILED
 
+KEY_FILE = "api-key"
 PEPPER_FILE = "key-pepper"
 
 
@@ -34,7 +35,7 @@ def unreachable(error: BrokerUnavailable) -> CannotShow:
 def store_url(redis_url: str | None, state_dir: Path | None) -> str:
     """The one given, else the environment's, else the store of a `noria serve` that runs here, else the default."""
     if redis_url is not None:
-        return redis_url
+        return build(EngineConfig, {"redis_url": redis_url}).redis_url
     if state_dir is not None or not in_environment(EngineConfig, "redis_url"):
         try:
             found = running_store(_folder(state_dir))
@@ -61,6 +62,14 @@ def key_pepper(state_dir: Path | None) -> str:
         message = f"no key pepper: set NORIA_KEY_PEPPER, or start noria serve once, which keeps one in {path}"
         raise CannotShow(message, EXIT_CONFIGURATION)
     return kept
+
+
+def kept_api_key(state_dir: Path | None) -> str:
+    """The key that a `noria serve` made and keeps in the state folder; empty where there is none."""
+    try:
+        return (_folder(state_dir) / KEY_FILE).read_text().strip()
+    except OSError:
+        return ""
 
 
 def _folder(state_dir: Path | None) -> Path:

@@ -31,8 +31,9 @@ from noria.gateway.schemas.administration import (
 )
 from noria.gateway.schemas.strict import RequestBody, parse
 from noria.gateway.tenancy.administration import Administration
-from noria.gateway.tenancy.bootstrap import DEFAULT_ORGANIZATION, WrongPepper, bootstrap, opened
+from noria.gateway.tenancy.bootstrap import WrongPepper, bootstrap, opened
 from noria.gateway.tenancy.directory import Actor
+from noria.gateway.tenancy.names import DEFAULT_ORGANIZATION
 from noria.gateway.tenancy.records import ApiKey, Limits
 from noria.store_address import CannotShow, key_pepper, store_url, unreachable
 from noria.supervisor import EXIT_CONFIGURATION, EXIT_FAILED

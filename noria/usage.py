@@ -20,9 +20,9 @@ from typing import IO, Annotated, Any, Protocol
 import typer
 
 from noria.engine.wire.connection import AsyncStore
-from noria.gateway.tenancy.bootstrap import DEFAULT_ORGANIZATION
 from noria.gateway.tenancy.ledger import FIELDS, NUMBERS
 from noria.gateway.tenancy.limits import NANO
+from noria.gateway.tenancy.names import DEFAULT_ORGANIZATION
 from noria.gateway.tenancy.usage import Bucket, Origin, Usage
 from noria.store_address import CannotShow, store_url
 from noria.supervisor import EXIT_CONFIGURATION

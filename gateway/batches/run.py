@@ -58,7 +58,7 @@ class Tools:
     forget: Callable[[str, str], Awaitable[None]]
     slots: asyncio.Semaphore
     concurrency: int
-    max_line_bytes: int
+    max_line_bytes: Callable[[], int]
 
 
 def _tenant(batch: Batch) -> Tenant:
@@ -218,6 +218,6 @@ class BatchRun:
 
     async def _lines(self, batch: Batch) -> AsyncIterator[tuple[int, bytes]]:
         async for line in numbered(
-            self._tools.files.read(batch.tenant, batch.input_file_id), self._tools.max_line_bytes
+            self._tools.files.read(batch.tenant, batch.input_file_id), self._tools.max_line_bytes()
         ):
             yield line

@@ -130,19 +130,25 @@ async def list_prices(administrator: AdministratorDep, administration: Administr
 
 @router.post("/organization/prices/{model:path}")
 async def set_price(
-    model: str, request: Request, administrator: AdministratorDep, administration: AdministrationDep
+    model: str,
+    request: Request,
+    administrator: AdministratorDep,
+    administration: AdministrationDep,
+    actor: ActorDep,
 ) -> Response:
     _require_instance(administrator)
     body = parse(PriceSet, await json_object(request))
     price = Price(input=body.input, cached_input=body.cached_input, output=body.output)
-    await administration.directory.set_price(model, price)
+    await administration.set_price(actor, model, price)
     return json(_shown_price(model, price))
 
 
 @router.delete("/organization/prices/{model:path}")
-async def delete_price(model: str, administrator: AdministratorDep, administration: AdministrationDep) -> Response:
+async def delete_price(
+    model: str, administrator: AdministratorDep, administration: AdministrationDep, actor: ActorDep
+) -> Response:
     _require_instance(administrator)
-    await administration.directory.set_price(model, None)
+    await administration.set_price(actor, model, None)
     return json({"id": model, "object": "organization.price.deleted", "deleted": True})
 
 

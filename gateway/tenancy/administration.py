@@ -12,7 +12,18 @@ from typing import Any, TypeVar
 from noria.gateway.errors import NotFound, WrongState
 from noria.gateway.tenancy.credentials import Secret, new_secret
 from noria.gateway.tenancy.directory import Actor, Change, Directory, Snapshot
-from noria.gateway.tenancy.records import AdminKey, ApiKey, FormerSecret, Organization, Project, Stored, new_id
+from noria.gateway.tenancy.names import DEFAULT_ORGANIZATION
+from noria.gateway.tenancy.records import (
+    AdminKey,
+    ApiKey,
+    FormerSecret,
+    ListedPrice,
+    Organization,
+    Price,
+    Project,
+    Stored,
+    new_id,
+)
 
 R = TypeVar("R", bound=Stored)
 
@@ -193,6 +204,21 @@ class Administration:
             return Change("admin_api_key.deleted", {f"admin/{key_id}": None}, closed={key.digest: time.time()})
 
         await self.directory.change(organization_id, actor, step)
+
+    # --- prices -------------------------------------------------------------------------------------------------------
+
+    async def set_price(self, actor: Actor, model: str, price: Price | None) -> None:
+        """None takes it off the list; nothing happens where it is not on it."""
+        name = f"price/{model}"
+        listed = None if price is None else ListedPrice(id=model, price=price)
+
+        def step(now: Snapshot) -> Change | None:
+            if now.prices.get(model) == price:
+                return None
+            event = "deleted" if listed is None else "updated" if name in now.raw else "created"
+            return Change(f"price.{event}", {name: listed})
+
+        await self.directory.change(DEFAULT_ORGANIZATION, actor, step)
 
     async def _update(
         self,

@@ -15,13 +15,10 @@ from noria.engine.wire.connection import BrokerUnavailable, StoreFault
 from noria.gateway.errors import InvalidRequest
 from noria.gateway.tenancy import answers
 from noria.gateway.tenancy.books import HOLD_MS, Books
-from noria.gateway.tenancy.limits import Bounds, bounds, output_cap, output_room, queue_limit
+from noria.gateway.tenancy.limits import WAITING, Bounds, Tariff, bounds, output_cap, output_room
 from noria.gateway.tenancy.principal import Principal
 
 log = structlog.get_logger(__name__)
-
-_RETRIED = frozenset(("meter", "gate", "held"))
-"""Refusals that what has just ended, but is not posted yet, may turn around."""
 
 Again = Callable[[], Awaitable[Principal]]
 
@@ -72,10 +69,6 @@ class Admission:
         self._unavailable = unavailable
         self._bounds: Bounds | None = None  # what was reserved under
 
-    @property
-    def max_waiting(self) -> int | None:
-        return queue_limit(self._caller.principal)
-
     async def admit(self) -> int | None:
         """Reserve. Returns the output tokens that each part may have, where a budget does not pay for all that it may
         use; else None. Raises `RateLimited`, `InvalidKey`, `Forbidden`, and BrokerUnavailable."""
@@ -99,7 +92,7 @@ class Admission:
         self._books.nudge()
 
     async def _reserve(self) -> int | None:
-        posted = False
+        tried = False
         for _ in range(4):
             principal = self._caller.principal
             found = bounds(principal, self._model, time.time(), in_batch=self._in_batch)
@@ -113,14 +106,21 @@ class Admission:
             if reply.what == "in":
                 self._bounds = found
                 return reply.granted
-            if reply.what not in _RETRIED or posted or not await self._books.post((self._model,)):
+            if tried or not reply.may_turn(found):
                 asked = sum(part.input + part.output for part in self._parts)
                 raise answers.refusal(reply, found, principal, self._model, asked)
-            posted = True
+            tried = True
+            await self._catch_up(reply, found)
         raise BrokerUnavailable("the directory changes all the time")
 
+    async def _catch_up(self, reply: answers.Reply, found: Bounds) -> None:
+        """Bring onto the books what has happened: ends, and where a queue is full, claims."""
+        await self._books.post((self._model,))
+        if reply.what == "gate" and (gate := found.gates[reply.which - 1]).kind == WAITING:
+            await self._books.note_claimed(self._caller.principal.organization.id, gate)
+
     async def _ask(self, principal: Principal, found: Bounds) -> answers.Reply | None:
-        fresh, _, out = (await self._books.prices()).of(self._model) if found.budgets else (0, 0, 0)
+        tariff = await self._books.tariff(self._model) if found.budgets else Tariff()
         spec = (
             self._group,
             principal.version,
@@ -128,9 +128,9 @@ class Admission:
             self._model,
             [(part.id, part.input, part.output) for part in self._parts],
             [meter.packed() for meter in found.meters],
-            found.gates,
+            [gate.packed() for gate in found.gates],
             [check.packed() for check in found.budgets],
-            (fresh, out),
+            (tariff.input, tariff.output),
         )
         reply = await self._books.admit(principal.organization.id, spec)
         return None if reply[0] == b"stale" else answers.read_reply(reply, found)

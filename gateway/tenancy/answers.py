@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from noria.gateway.errors import RateLimited
-from noria.gateway.tenancy.limits import NANO, Bounds, Meter
+from noria.gateway.tenancy.limits import NANO, WAITING, Bounds, Meter
 from noria.gateway.tenancy.principal import Principal
 
 GATE_RETRY = 0.25
@@ -56,6 +56,13 @@ class Reply:
     granted: int | None
     states: Sequence[State]
 
+    def may_turn(self, bounds: Bounds) -> bool:
+        """Whether it may be a refusal only because what has happened is not on the books yet: a request that ended has
+        left its place and gives tokens back, but it stays a request."""
+        if self.what == "meter":
+            return bounds.meters[self.which - 1].rate.kind != "r"
+        return self.what in ("gate", "held")
+
 
 def read_reply(reply: Sequence[bytes | int], bounds: Bounds) -> Reply:
     what, which, wait, granted = str(reply[0], "ascii") if isinstance(reply[0], bytes) else "", *reply[1:4]
@@ -100,8 +107,10 @@ def refusal(reply: Reply, bounds: Bounds, principal: Principal, model: str, aske
     where = f"for {model} in organization {principal.organization.id}"
     place = reply.which - 1
     if reply.what == "gate":
-        message = f"Rate limit reached {where} on concurrent requests: Limit {bounds.gates[place][1]}."
-        return RateLimited(f"{message} Please try again when one has ended.", retry_after=GATE_RETRY)
+        gate = bounds.gates[place]
+        what, when = ("queued", "is taken up") if gate.kind == WAITING else ("concurrent", "has ended")
+        message = f"Rate limit reached {where} on {what} requests: Limit {gate.limit}."
+        return RateLimited(f"{message} Please try again when one {when}.", retry_after=GATE_RETRY)
     if reply.what in ("spent", "held"):
         check = bounds.budgets[place]
         limit = check.limit if check.budget.unit == "tokens" else check.limit / NANO

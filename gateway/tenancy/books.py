@@ -21,12 +21,13 @@ from noria.engine.wire.connection import AsyncStore, BrokerUnavailable, StoreFau
 from noria.gateway.tenancy import names
 from noria.gateway.tenancy.directory import Directory
 from noria.gateway.tenancy.ledger import Entry, read_entry
-from noria.gateway.tenancy.limits import PriceList
+from noria.gateway.tenancy.limits import Gate, Tariff
 from noria.gateway.tenancy.watches import Watch, watches_of
 
 _LUA = Path(__file__).parent / "lua"
 ADMIT = load_script(_LUA, "books", "admit")
 WITHDRAW = load_script(_LUA, "books", "withdraw")
+WAITING = load_script(_LUA, "books", "waiting")
 OVERDUE = load_script(_LUA, "books", "overdue")
 POST = load_script(_LUA, "books", "post")
 
@@ -55,19 +56,20 @@ class Books:
         self._directory = directory
         self._lives = (ledger_days * 86_400_000, usage_days * 86_400_000)
         self._known: set[str] = set()  # models whose ledger is registered
-        self._prices = PriceList({})
-        self._prices_until = 0.0
+        self._tariffs: dict[str, tuple[float, Tariff]] = {}  # by model, each with the moment until which it is known
         self._soon = asyncio.Event()
 
     def nudge(self) -> None:
         """A request has ended, or is about to."""
         self._soon.set()
 
-    async def prices(self) -> PriceList:
-        if time.monotonic() >= self._prices_until:
-            self._prices = PriceList(await self._directory.prices())
-            self._prices_until = time.monotonic() + FRESH_FOR
-        return self._prices
+    async def tariff(self, model: str) -> Tariff:
+        until, known = self._tariffs.get(model, (0.0, Tariff()))
+        if time.monotonic() >= until:
+            price = await self._directory.price(model)
+            known = Tariff() if price is None else Tariff.of(price)
+            self._tariffs[model] = time.monotonic() + FRESH_FOR, known
+        return known
 
     async def register(self, model: str) -> None:
         """From now on the model's ledger is posted, whether it is served or not."""
@@ -83,6 +85,19 @@ class Books:
     async def withdraw(self, organization_id: str, reservation: str, parts: Sequence[str]) -> None:
         await self._store.run(WITHDRAW(names.organization(organization_id), reservation, *parts))
 
+    async def note_claimed(self, organization_id: str, gate: Gate) -> None:
+        """Requests that an engine has taken wait no more. Asked when a queue seems full, so that those who never fill
+        one pay nothing for it."""
+        name, _ = gate.packed()
+        (found,) = await self._store.run(WAITING(names.organization(organization_id), name))
+        looks = [(i, keys.request(pool.decode(), part.decode())) for i, pool, parts in found for part in parts]
+        engines = await self._store.run(*(("HGET", key, "engine") for _, key in looks)) if looks else []
+        # One without a record is not on its queue yet, or its end is being posted: both are somebody else's to say.
+        waiting = {i for (i, _), engine in zip(looks, engines, strict=True) if not engine}
+        claimed = [i for i, _, _ in found if i not in waiting]
+        if claimed:
+            await self._store.run(("SREM", names.organization(organization_id) + name, *claimed))
+
     async def post(self, models: Iterable[str] | None = None) -> int:
         """Post what has ended; returns the number of entries that this call posted."""
         if models is None:
@@ -97,9 +112,9 @@ class Books:
             if not found:
                 return number
             entries: dict[str, list[Entry]] = {}
-            prices = await self.prices()
+            tariff = await self.tariff(model)
             for entry_id, flat in found:
-                entry = read_entry(model, entry_id, flat, prices)
+                entry = read_entry(model, entry_id, flat, tariff)
                 if entry is not None:
                     entries.setdefault(entry.organization, []).append(entry)
             for organization_id, own in entries.items():

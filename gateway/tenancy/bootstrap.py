@@ -12,8 +12,8 @@ from noria.engine.wire.connection import AsyncStore
 from noria.gateway.tenancy.administration import Administration, Refused
 from noria.gateway.tenancy.credentials import Pepper
 from noria.gateway.tenancy.directory import Actor, Directory
+from noria.gateway.tenancy.names import DEFAULT_ORGANIZATION
 
-DEFAULT_ORGANIZATION = "org-default"
 DEFAULT_PROJECT = "proj_default"
 
 

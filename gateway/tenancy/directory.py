@@ -20,7 +20,7 @@ from noria.engine.wire.connection import AsyncStore, StoreFault, load_script
 from noria.gateway.errors import Overloaded
 from noria.gateway.tenancy import names
 from noria.gateway.tenancy.credentials import Pepper
-from noria.gateway.tenancy.records import AdminKey, ApiKey, Organization, Price, Project, Stored
+from noria.gateway.tenancy.records import AdminKey, ApiKey, ListedPrice, Organization, Price, Project, Record, Stored
 
 CHANGE = load_script(Path(__file__).parent / "lua", "change")
 
@@ -75,6 +75,11 @@ class Snapshot:
     def admin_keys(self) -> list[AdminKey]:
         return self._all(AdminKey, "admin/")
 
+    @property
+    def prices(self) -> dict[str, Price]:
+        found = [ListedPrice.model_validate_json(raw) for name, raw in self.raw.items() if name.startswith("price/")]
+        return {listed.id: listed.price for listed in found}
+
     def find(self, kind: type[R], name: str) -> R | None:
         raw = self.raw.get(name)
         return None if raw is None else kind.model_validate_json(raw)
@@ -91,7 +96,7 @@ class Change:
     (Unix seconds)."""
 
     event: str
-    puts: Mapping[str, Stored | None]
+    puts: Mapping[str, Record | None]
     project: str | None = None
     opened: Mapping[str, str] = field(default_factory=dict)
     closed: Mapping[str, float] = field(default_factory=dict)
@@ -179,13 +184,15 @@ class Directory:
         return [(i.decode(), orjson.loads(dict(_pairs(fields))[b"entry"])) for i, fields in found]
 
     async def prices(self) -> dict[str, Price]:
-        (flat,) = await self._store.run(("HGETALL", names.PRICES))
-        return {model.decode(): Price.model_validate_json(value) for model, value in _pairs(flat)}
+        """The price list of the installation."""
+        return (await self.snapshot(names.DEFAULT_ORGANIZATION)).prices
 
-    async def set_price(self, model: str, price: Price | None) -> None:
-        command = ("HDEL", names.PRICES, model) if price is None else (
-            "HSET", names.PRICES, model, price.model_dump_json())  # fmt: skip
-        await self._durably(command)
+    async def price(self, model: str) -> Price | None:
+        """What holds for this model."""
+        wanted = (f"price/{model}", "price/*")
+        own, rest = await self.fields(names.DEFAULT_ORGANIZATION, *wanted)
+        raw = own or rest
+        return None if raw is None else ListedPrice.model_validate_json(raw).price
 
     async def last_used(self, organization_id: str, key_ids: Sequence[str]) -> dict[str, int]:
         if not key_ids:

@@ -10,7 +10,7 @@ from typing import Any
 
 import structlog
 
-from noria.gateway.tenancy.limits import PriceList, period_of
+from noria.gateway.tenancy.limits import Tariff, period_of
 
 WIDTHS = {"1m": 60, "1h": 3600, "1d": 86_400}
 """Seconds of a bucket of counts."""
@@ -57,14 +57,14 @@ class Entry:
         ]  # fmt: skip
 
 
-def read_entry(model: str, place: bytes, flat: Any, prices: PriceList) -> Entry | None:
+def read_entry(model: str, place: bytes, flat: Any, tariff: Tariff) -> Entry | None:
     """An entry of the model's ledger, priced; None for one that cannot be read."""
     found = _texts(flat)
     try:
         organization, project, key = found.pop("account").split("/")
         fields: dict[str, Any] = {n: int(float(v)) if n in NUMBERS else v for n, v in found.items()}
         fields |= {"project": project, "key": key, "model": model}
-        fields["cost"] = prices.cost(model, fields["prompt"], fields["cached"], fields["output"])
+        fields["cost"] = tariff.cost(fields["prompt"], fields["cached"], fields["output"])
         missing = [name for name in FIELDS if name not in fields]
         if missing:
             raise ValueError(f"without {', '.join(missing)}")

@@ -6,7 +6,7 @@ Knows principals and periods; no store, no header.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -56,6 +56,18 @@ class Meter:
 
 
 @dataclass(frozen=True, slots=True)
+class Gate:
+    """How many requests may be on one side of it."""
+
+    kind: str
+    subject: str
+    limit: int
+
+    def packed(self) -> tuple[str, int]:
+        return f"{self.kind}:{self.subject}", self.limit
+
+
+@dataclass(frozen=True, slots=True)
 class BudgetCheck:
     """`limit` is in tokens or billionths of a dollar."""
 
@@ -77,12 +89,16 @@ class Bounds:
     """All that holds for one request. Requests of batches wait for room by themselves: for them only budgets hold."""
 
     meters: Sequence[Meter]
-    gates: Sequence[tuple[str, int]]
+    gates: Sequence[Gate]
     budgets: Sequence[BudgetCheck]
 
     @property
     def any(self) -> bool:
         return bool(self.meters or self.gates or self.budgets)
+
+
+RUNNING, WAITING = "running", "waiting"
+"""Kinds of gates: how many requests may be there at a time, and how many of them may still be in the queue."""
 
 
 def bounds(principal: Principal, model: str, now: float, *, in_batch: bool = False) -> Bounds:
@@ -94,7 +110,9 @@ def bounds(principal: Principal, model: str, now: float, *, in_batch: bool = Fal
                 if limit is not None:
                     meters.append(Meter(subject.id, rate.field + suffix, rate, limit))
             if rates.concurrent_requests is not None:
-                gates.append((subject.id + suffix, rates.concurrent_requests))
+                gates.append(Gate(RUNNING, subject.id + suffix, rates.concurrent_requests))
+            if rates.queued_requests is not None:
+                gates.append(Gate(WAITING, subject.id + suffix, rates.queued_requests))
     checks = [check for subject in principal.subjects for check in budget_checks(subject, now)]
     return Bounds(meters, gates, checks)
 
@@ -128,27 +146,21 @@ def output_room(meters: Sequence[Meter], num_input: int, num_choices: int) -> in
     return max(1, min(rooms)) if rooms else None
 
 
-def queue_limit(principal: Principal) -> int | None:
-    return principal.project.limits.queued_requests
+@dataclass(frozen=True, slots=True)
+class Tariff:
+    """Of one model, in billionths of a dollar per token."""
 
+    input: int = 0
+    cached_input: int = 0
+    output: int = 0
 
-class PriceList:
-    """Prices by model, in billionths of a dollar per token."""
-
-    def __init__(self, prices: Mapping[str, Price]) -> None:
-        self._prices = prices
-
-    def of(self, model: str) -> tuple[int, int, int]:
-        """Input, cached input, output."""
-        price = self._prices.get(model) or self._prices.get("*")
-        if price is None:
-            return 0, 0, 0
+    @classmethod
+    def of(cls, price: Price) -> Tariff:
         cached = price.input if price.cached_input is None else price.cached_input
-        return _nano(price.input), _nano(cached), _nano(price.output)
+        return cls(_nano(price.input), _nano(cached), _nano(price.output))
 
-    def cost(self, model: str, prompt: int, cached: int, output: int) -> int:
-        fresh, from_cache, out = self.of(model)
-        return (prompt - cached) * fresh + cached * from_cache + output * out
+    def cost(self, prompt: int, cached: int, output: int) -> int:
+        return (prompt - cached) * self.input + cached * self.cached_input + output * self.output
 
 
 def _nano(per_million: float) -> int:

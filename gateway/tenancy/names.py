@@ -8,8 +8,8 @@ from __future__ import annotations
 ORGANIZATIONS = "noria:organizations"
 """SET of their ids."""
 
-PRICES = "noria:prices"
-"""HASH: model id, or `*` for those that are not named -> its price as JSON."""
+DEFAULT_ORGANIZATION = "org-default"
+"""The installation's own: the first admin key is its, and its directory has the price list."""
 
 LEDGERS = "noria:ledgers"
 """SET of the models whose ledger may hold something."""
@@ -29,7 +29,8 @@ def organization(organization_id: str) -> str:
 
 
 def directory(organization_id: str) -> str:
-    """HASH: `organization`, `project/<id>`, `key/<id>`, `admin/<id>` as JSON; `version`, one more with every change."""
+    """HASH: `organization`, `project/<id>`, `key/<id>`, `admin/<id>` as JSON, and in that of the installation's own
+    organisation `price/<model>` (`*`: all that are not named); `version`, one more with every change."""
     return organization(organization_id) + "directory"
 
 

@@ -41,14 +41,13 @@ class Rates(Strict):
     output_tokens_per_minute: Amount | None = None
     output_tokens_per_day: Amount | None = None
     concurrent_requests: Amount | None = None
+    queued_requests: Amount | None = None
     max_tokens: Amount | None = None
 
 
 class Limits(Rates):
-    """`models` are limits that hold beside the others, for requests of one model. `queued_requests` is of projects:
-    how many may wait for one model."""
+    """`models` are limits that hold beside the others, for requests of one model."""
 
-    queued_requests: Amount | None = None
     models: Annotated[dict[str, Rates], at_most(128)] = Field(default_factory=dict)
 
 
@@ -73,12 +72,23 @@ class Price(Strict):
     output: Annotated[float, Field(ge=0, le=1e6)]
 
 
-class Stored(BaseModel):
-    """A record of the directory. Fields of a later version are passed over."""
+class Record(BaseModel):
+    """Of the directory. Fields of a later version are passed over."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
 
     id: str
+
+
+class ListedPrice(Record):
+    """Of the model `id`."""
+
+    price: Price
+
+
+class Stored(Record):
+    """Who has rights or limits."""
+
     name: str
     created_at: int  # Unix seconds
 

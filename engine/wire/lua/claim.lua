@@ -183,7 +183,7 @@ local function try_suspect()
   for i, id in ipairs(redis.call('ZRANGE', pool .. 'suspects', 0, lookahead)) do
     local taken, broken = guarded(id, nil, consider_suspect, id, i == 1)
     endings[#endings + 1] = broken
-    if taken then return end
+    if taken or closed then return end
   end
 end
 
@@ -204,18 +204,18 @@ local function open_flow(class)
   flows[#flows + 1] = flow
 end
 
--- The tenant whose turn it is, with the first of its line that has not been looked at.
+-- The tenant whose turn it is, the first by name among equals, with the first of its line that has not been looked at.
 local function next_in(flow)
   while true do
-    local best
+    local best, best_tag
     for _, tenant in ipairs(flow.tenants) do
-      if not best or tenant.start + tenant.offset < best.start + best.offset then best = tenant end
+      local tag = tenant.start + tenant.offset
+      if not best or tag < best_tag or (tag == best_tag and tenant.name < best.name) then best, best_tag = tenant, tag end
     end
     if not best then return nil end
     best.ids = best.ids or redis.call('ZRANGE', pool .. 'line:' .. flow.class .. '/' .. best.name, 0, window - 1)
     while best.ids[best.next] and flow.gone[best.ids[best.next]] do best.next = best.next + 1 end
     if best.ids[best.next] then return best.ids[best.next], best end
-    best.start = math.huge
     for i, tenant in ipairs(flow.tenants) do
       if tenant == best then table.remove(flow.tenants, i) end
     end

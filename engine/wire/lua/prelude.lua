@@ -179,14 +179,17 @@ local function guarded(id, engine, work, ...)
 end
 
 local function end_queued(id, reason)
-  local f = redis.call('HMGET', pool .. 'request:' .. id, 'class', 'tenant', 'size', 'tokens')
+  local f = redis.call('HMGET', pool .. 'request:' .. id, 'class', 'tenant', 'size', 'tokens', 'prompt', 'seq', 'weight')
   if not f[1] then -- its hash ran out of time; the queues must not keep the id
     for _, class in ipairs(classes) do redis.call('ZREM', pool .. 'queue:' .. class, id) end
     redis.call('ZREM', pool .. 'suspects', id)
     redis.call('ZREM', pool .. 'deadlines', id)
     return nil
   end
-  take_from_queue(id, f[1], f[2], tonumber(f[3]), tonumber(f[4]))
+  local class, tenant, tokens = f[1], f[2], tonumber(f[4])
+  if not take_from_queue(id, class, tenant, tonumber(f[3]), tokens) then -- a suspect: it has been charged
+    give_back(class, tenant, tokens - f[5] - f[6], tonumber(f[7]))
+  end
   return ending(id, reason)
 end
 

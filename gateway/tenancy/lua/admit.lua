@@ -1,6 +1,6 @@
 -- ADMIT: reserves all that a request may use on every limit and budget that holds for it, or nothing. Idempotent by id.
 -- ARGV[1]: id, version of the directory that the limits are from, milliseconds after which somebody looks whether the
--- request was taken up, pool, parts {{id, input, output}}, meters {{subject, field, kind, limit, period}}, gates {{name,
+-- request was taken up, pool, parts {{id, input, output}}, meters {{subject, field, kind, limit, period}}, gates {{set,
 -- limit}}, budgets {{period, field, unit, limit}}, prices {input, output}; in msgpack.
 -- Returns {'stale'}, or {what, which, milliseconds to wait, output tokens granted to each part (-1: as asked), remaining
 -- and milliseconds to the full limit of each meter …}. `what` is 'in', or who refuses: 'meter', 'large' (more than the
@@ -58,7 +58,7 @@ for i, m in ipairs(meters) do
   end
 end
 for i, gate in ipairs(again and {} or gates) do
-  if what == 'in' and redis.call('SCARD', org .. 'running:' .. gate[1]) >= gate[2] then what, which = 'gate', i end
+  if what == 'in' and redis.call('SCARD', org .. gate[1]) >= gate[2] then what, which = 'gate', i end
 end
 
 local taken = what == 'in' and not again
@@ -72,8 +72,8 @@ if taken then
     states[i][1], states[i][2] = used, held
   end
   for i, gate in ipairs(gates) do
-    redis.call('SADD', org .. 'running:' .. gate[1], id)
-    redis.call('PEXPIRE', org .. 'running:' .. gate[1], 2 * DAY)
+    redis.call('SADD', org .. gate[1], id)
+    redis.call('PEXPIRE', org .. gate[1], 2 * DAY)
     reservation.gates[i] = gate[1]
   end
   for i, b in ipairs(budgets) do

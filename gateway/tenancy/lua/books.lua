@@ -60,7 +60,7 @@ local function settle(id, part, input, output)
       0 - worth(b[3], r.prices, reserved[1], reserved[2])) -- 0 minus it: never "-0", which is no integer to the store
   end
   if last then
-    for _, gate in ipairs(r.gates) do redis.call('SREM', org .. 'running:' .. gate, id) end
+    for _, gate in ipairs(r.gates) do redis.call('SREM', org .. gate, id) end
     redis.call('DEL', key)
     redis.call('ZREM', org .. 'reservations', id)
   else

@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import socket
-import subprocess
-import tempfile
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
-from typing import Any
 
 import pytest
-import redis
 
-from bench.store import Store, find_binary, running_store
+from bench.store import Store, running_store
 from noria.engine.wire.broker import EngineBroker, Exchange, GatewayBroker
-from noria.engine.wire.connection import SCRIPTS, AsyncStore, Command
-from noria.engine.wire.connection import Store as Connection
 from noria.engine.wire.messages import (
     Claimed,
     FinishReason,
@@ -165,121 +154,3 @@ def row() -> Callable[..., object]:
 def lapse(server: Store) -> Callable[[EngineBroker], None]:
     """Let an engine's lease run out on the server's clock."""
     return lambda engine: server.client.zadd("noria:{demo/model}:engines", {engine.engine_id: 1})
-
-
-class SingleStore:
-    """One server, as the model-based test uses it."""
-
-    def __init__(self, server: Store) -> None:
-        self.url, self.client, self.key_names, self.flush = (
-            server.url,
-            server.client,
-            server.key_names,
-            server.client.flushall,
-        )
-
-    def sync_store(self, store: Connection) -> Connection:
-        return store
-
-    def async_store(self, store: AsyncStore) -> AsyncStore:
-        return store
-
-
-class ClusterCommands:
-    """Runs commands one by one where their slot lies. Scripts run in strict mode: a key of another slot is refused."""
-
-    def __init__(self, client: redis.RedisCluster) -> None:
-        self._client = client
-
-    def run(self, *commands: Command) -> list[Any]:
-        return [self._run(command) for command in commands]
-
-    def _run(self, command: Command) -> Any:
-        if command[0] == "EVALSHA":
-            text = next(script.text for script in SCRIPTS if script.sha == command[1])
-            command = ("EVAL", "#!lua\n" + text, *command[2:])
-        elif command[0] == "CONFIG":
-            return []
-        return self._client.execute_command(*command)
-
-    def close(self) -> None:
-        """The client is shared."""
-
-
-class AsyncClusterCommands(ClusterCommands):
-    async def run(self, *commands: Command) -> list[Any]:  # type: ignore[override]
-        return super().run(*commands)
-
-    async def close(self) -> None:  # type: ignore[override]
-        """The client is shared."""
-
-
-class Cluster:
-    """Three nodes without replicas."""
-
-    url = "unix:///nowhere"
-
-    def __init__(self, client: redis.RedisCluster) -> None:
-        self.client = client
-
-    def sync_store(self, store: Connection) -> ClusterCommands:
-        store.close()
-        return ClusterCommands(self.client)
-
-    def async_store(self, store: AsyncStore) -> AsyncClusterCommands:
-        return AsyncClusterCommands(self.client)
-
-    def key_names(self) -> set[str]:
-        return {key.decode() for key in self.client.keys("*", target_nodes=redis.RedisCluster.PRIMARIES)}
-
-    def flush(self) -> None:
-        self.client.flushall(target_nodes=redis.RedisCluster.PRIMARIES)
-
-
-def _free_port() -> int:
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
-        if port < 55_000:  # the nodes talk to each other on port + 10000
-            return port
-
-
-@contextmanager
-def _cluster() -> Iterator[Cluster]:
-    binary, cli = find_binary(), shutil.which("redis-cli")
-    if cli is None:
-        pytest.skip("redis-cli is not installed")
-    with tempfile.TemporaryDirectory(prefix="noria-cluster-") as folder, ExitStack() as stack:
-        nodes = []
-        for name in "abc":
-            port = _free_port()
-            home = Path(folder, name)
-            home.mkdir()
-            options = f"--port {port} --cluster-enabled yes --save  --loglevel warning --bind 127.0.0.1"
-            process = subprocess.Popen(
-                [binary, *options.split(" "), "--dir", str(home)], stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL
-            )
-            stack.callback(process.wait, 10)
-            stack.callback(process.terminate)
-            nodes.append(f"127.0.0.1:{port}")
-        until = time.monotonic() + 30
-        create = [cli, "--cluster", "create", *nodes, "--cluster-replicas", "0", "--cluster-yes"]
-        while subprocess.run(create, stdin=subprocess.DEVNULL, capture_output=True, timeout=30).returncode:
-            assert time.monotonic() < until, "the cluster did not form"
-            time.sleep(0.2)
-        host, port_text = nodes[0].split(":")
-        client = redis.RedisCluster(host, int(port_text), protocol=2)
-        yield Cluster(client)
-        client.close()
-
-
-@pytest.fixture
-def model_store(request: pytest.FixtureRequest) -> Iterator[SingleStore | Cluster]:
-    """A store of the kind that the parameter names: redis, valkey or cluster."""
-    if request.param == "cluster":
-        with _cluster() as cluster:
-            yield cluster
-        return
-    with running_store(request.param) as store:
-        yield SingleStore(store)

@@ -212,3 +212,39 @@ async def test_one_life_of_an_engine_counts_one_death(server, gateway, make_engi
         assert step(engine).lease_lost
     assert server.client.hget("noria:{demo/model}:request:r", "attempts") == b"1"
     assert not server.client.exists("noria:{demo/model}:dead")
+
+
+async def test_nobody_passes_a_suspect_that_has_waited_for_too_long(
+    server, gateway, make_engine, make_request, step, row, card, lapse
+):
+    for request_id, prompt in (("large", 100), ("small1", 4), ("small2", 4)):
+        await gateway.enqueue(make_request(request_id, prompt=prompt), card)
+    first, engine = make_engine(), make_engine(max_passed=0.1)
+    assert len(step(first, max_requests=3).claimed) == 3
+    lapse(first)
+    assert await gateway.reap(MODEL) == 3
+    (small,) = step(engine, max_requests=1, max_blocks=3).claimed
+    assert small.request.id == "small1"  # the large one may be passed for a while
+    step(engine, row(small, 0, [1]))  # and no suspect is on trial now
+    await asyncio.sleep(0.15)
+    assert step(engine, max_requests=1, max_blocks=3).claimed == []
+    (large,) = step(engine, row(small, 1, [2], FinishReason.STOP), max_requests=1, max_blocks=3).claimed
+    assert large.request.id == "large"  # the engine has offered all it has
+
+
+async def test_a_suspect_that_ends_in_the_queue_is_charged_for_what_it_had(
+    server, gateway, make_engine, make_request, step, row, card, lapse
+):
+    await gateway.enqueue(make_request("neighbour"), card)
+    other = make_engine()
+    step(other, max_requests=1)  # else nothing runs when it has ended, and all accounts are forgotten
+    await gateway.enqueue(make_request("r", prompt=4, max_tokens=8), card)
+    engine = make_engine()
+    (claimed,) = step(engine, max_requests=1).claimed
+    step(engine, row(claimed, 0, [1, 2, 3]))
+    lapse(engine)
+    assert await gateway.reap(MODEL) == 1
+    await gateway.cancel(MODEL, "r")
+    accounts = server.client.hgetall("noria:{demo/model}:finish_tags")
+    assert float(accounts[b"default/default"]) == (4 + 8) + (4 + 3)
+    assert float(accounts[b"*/default"]) == ((4 + 8) + (4 + 3)) / 4

@@ -28,7 +28,7 @@ class Store:
 
     def running(self) -> list[str]:
         """Reservations, and what waits at a gate for them to end."""
-        patterns = (f"noria:{{{ORG}}}:reservation:*", f"noria:{{{ORG}}}:running:*")
+        patterns = [f"noria:{{{ORG}}}:{kind}:*" for kind in ("reservation", "running", "waiting")]
         return [key for pattern in patterns for key in self.client.scan_iter(pattern)]
 
     def ledger(self, project: str) -> list[dict[str, str]]:

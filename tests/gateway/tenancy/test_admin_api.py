@@ -103,12 +103,19 @@ def test_bad_fields_are_named(tenants: Tenants, path, body, param):
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, param), refused.text
 
 
-def test_prices_are_set_and_taken_away(tenants: Tenants):
+def test_prices_are_set_and_taken_away_and_each_time_written_down(tenants: Tenants):
     assert tenants.post("/organization/prices/org/model-7", {"input": 0.5, "output": 2})["id"] == "org/model-7"
     (listed,) = tenants.admin.get("/v1/organization/prices").json()["data"]
     assert (listed["input"], listed["cached_input"], listed["output"]) == (0.5, None, 2)
     assert tenants.admin.delete("/v1/organization/prices/org/model-7").json()["deleted"]
     assert tenants.admin.get("/v1/organization/prices").json()["data"] == []
+    tenants.admin.delete("/v1/organization/prices/org/model-7")  # it is not there any more: no change
+    entries = tenants.admin.get("/v1/organization/audit_logs", params={"limit": 2}).json()["data"]
+    assert [(entry["type"], entry[entry["type"]]) for entry in entries] == [
+        ("price.deleted", {"id": "org/model-7"}), ("price.created", {"id": "org/model-7"}),
+    ]  # fmt: skip
+    assert entries[0]["before"]["price"] == entries[1]["after"]["price"] and entries[0]["after"] is None
+    assert entries[1]["after"]["price"]["output"] == 2 and entries[1]["before"] is None
 
 
 def test_without_a_pepper_there_is_no_admin_api(gateway, client):

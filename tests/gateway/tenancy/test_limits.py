@@ -12,7 +12,7 @@ import pytest
 from noria.engine.wire.broker import BrokerUnavailable
 from noria.gateway.errors import EngineFault
 from noria.gateway.tenancy.answers import duration
-from tests.gateway.conftest import eventually
+from tests.gateway.conftest import NUM_PLACES, eventually
 from tests.gateway.tenancy.books import Store
 from tests.gateway.tenancy.conftest import CHAT, Tenants, ask
 
@@ -248,13 +248,43 @@ def test_embeddings_are_limited_and_written_down(tenants: Tenants, books):
     assert sum(int(entry["prompt"]) for entry in books.ledger(project)) == 8
 
 
-def test_waiting_requests_of_a_project_are_bounded(tenants: Tenants, engine, books):
-    _, _, key = tenants.key(tenants.project(limits={"queued_requests": 2}))
-    engine.pace = 0.05
-    with tenants.client(key) as client, ThreadPoolExecutor(24) as pool:
-        answers = list(pool.map(lambda _: ask(client, max_tokens=6), range(24)))
-    refused = [answer for answer in answers if answer.status_code == 429]
-    assert refused and error(refused[0]) == (429, "requests", "rate_limit_exceeded")
+@pytest.mark.parametrize("of", ["key", "project", "organization", "model"])
+def test_waiting_requests_are_bounded(tenants: Tenants, engine, books, of):
+    queued = {"queued_requests": 2}
+    limits = {"models": {"tiny": queued}} if of == "model" else queued
+    project = tenants.project(limits=limits if of in ("project", "model") else {})
+    _, _, key = tenants.key(project, limits=limits if of == "key" else {})
+    other = tenants.key(None if of == "organization" else project)[2] if of != "key" else key
+    endless = {"ignore_eos": True, "max_tokens": 60}
+    engine.pace = 0.2
+    with (
+        tenants.gateway.client("sk-static") as busy,
+        tenants.client(key, 0) as near,
+        tenants.client(other, 1) as far,
+        ThreadPoolExecutor(2 * NUM_PLACES + 8) as pool,
+    ):
+        if of == "organization":
+            tenants.post("/organization", {"limits": limits})
+        try:
+            full = [pool.submit(ask, busy, **endless) for _ in range(NUM_PLACES)]
+            eventually(lambda: len(engine.running) == NUM_PLACES)
+            answers = list(pool.map(lambda place: pool.submit(ask, (near, far)[place % 2]), range(8)))
+            eventually(lambda: sum(answer.done() for answer in answers) >= 6)  # two wait, the others are refused
+            refused = [answer.result() for answer in answers if answer.done()]
+            assert [error(answer) for answer in refused] == [(429, "requests", "rate_limit_exceeded")] * 6
+            assert "queued requests: Limit 2" in refused[0].json()["error"]["message"]
+            engine.pace = 0.0
+            assert sum(answer.result().status_code == 200 for answer in (*answers, *full)) == 2 + NUM_PLACES
+            engine.pace = 0.1  # these run long, and are taken up at once: so none of them waits for long
+            for _ in range(4):
+                full.append(pool.submit(ask, near, **endless))
+                eventually(lambda: len(engine.running) == len(full) - NUM_PLACES)
+            engine.pace = 0.0
+            assert [answer.result().status_code for answer in full[NUM_PLACES:]] == [200] * 4
+        finally:
+            engine.pace = 0.0
+            if of == "organization":
+                tenants.post("/organization", {"limits": {}})
     eventually(lambda: books.is_at_rest)
 
 
