@@ -1,11 +1,12 @@
-"""What watching the wheel costs an engine: `python -m bench.wheel`.
+"""What watching the wheel costs an engine: `python -m bench.wheel [--model tiny|ALIAS] [--rows 64]`.
 
-One engine with a tiny model and a full batch; watched and unwatched spells take turns in one run, so that the machine's
+One engine with a full batch; watched and unwatched spells take turns in one run, so that the machine's
 moods hit both alike. Knows no gateway: the watcher is a subscription.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import sys
 import tempfile
@@ -34,19 +35,23 @@ asyncio.run(watch())
 """
 """A watcher in a process of its own, as a gateway is."""
 
-ROWS = 64
 SPELLS = 6
 SPELL = 4.0  # seconds
 SETTLE = 1.5  # seconds until an engine knows whether it is watched
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="tiny", help="tiny (random weights), an alias, a folder or a GGUF file")
+    parser.add_argument("--rows", type=int, default=64)
+    given = parser.parse_args()
+    rows, tiny = given.rows, given.model == "tiny"
     with running_store() as store, tempfile.TemporaryDirectory() as folder:
         config = EngineConfig(
-            model=str(make(Path(folder) / "tiny", max_len=16384)),
+            model=str(make(Path(folder) / "tiny", max_len=16384)) if tiny else given.model,
             redis_url=store.url,
-            max_batch_size=ROWS,
-            max_model_len=16384,
+            max_batch_size=rows,
+            max_model_len=16384 if tiny else 2048,
             kv_memory="2GiB",
             threads=1,
         )
@@ -54,14 +59,14 @@ def main() -> None:
         assembly = assemble(planned)
         broker = EngineBroker(store.url, assembly.card.id)
         broker.register(assembly.card, assembly.tokenizer_files)
-        bare = WheelNews(planned.name, broker.engine_id, "paged", ROWS, planned.num_blocks, 16, 0.0, [], [])
+        bare = WheelNews(planned.name, broker.engine_id, "paged", rows, planned.num_blocks, 16, 0.0, [], [])
         wheel = Wheel(WheelChannel(store.url, planned.name), bare)
         engine = Engine(assembly.scheduler, assembly.executor, broker, assembly.card, assembly.grammars, wheel=wheel)
         stop = threading.Event()
         thread = threading.Thread(target=engine.run, args=(stop,))
         thread.start()
         try:
-            asyncio.run(_measure(store.url, assembly.card, engine, wheel))
+            asyncio.run(_measure(store.url, assembly.card, engine, wheel, rows))
         finally:
             stop.set()
             thread.join()
@@ -70,15 +75,15 @@ def main() -> None:
             broker.close()
 
 
-async def _measure(url: str, card: ModelCard, engine: Engine, wheel: Wheel) -> None:
+async def _measure(url: str, card: ModelCard, engine: Engine, wheel: Wheel, rows: int) -> None:
     gateway = GatewayBroker(url)
     await gateway.start()
-    sampling = SamplingParams(max_tokens=16000, temperature=0, ignore_eos=True)
-    for index in range(ROWS):
+    sampling = SamplingParams(max_tokens=card.max_model_len - 100, temperature=0, ignore_eos=True)
+    for index in range(rows):
         prompt = [1 + index % 90, *range(1, 20)]
         await gateway.enqueue(GenerationRequest(f"r{index}", card.id, prompt, sampling, gateway.boot_id), card)
     reading = asyncio.create_task(_drain(gateway))
-    while engine.statistics.record().running < ROWS:
+    while engine.statistics.record().running < rows:
         await asyncio.sleep(0.1)
     rates: dict[bool, list[float]] = {False: [], True: []}
     heard: list[int] = []
@@ -100,7 +105,7 @@ async def _measure(url: str, card: ModelCard, engine: Engine, wheel: Wheel) -> N
     # Contexts grow, so iterations do: each watched spell is held against the two beside it.
     plain = rates[False]
     ratios = [(before + after) / 2 / seen for before, seen, after in zip(plain, rates[True], plain[1:], strict=False)]
-    print(f"{ROWS} rows; iterations per second from {plain[0]:.1f} down to {plain[-1]:.1f} as contexts grow")
+    print(f"{rows} rows; iterations per second from {plain[0]:.1f} down to {plain[-1]:.1f} as contexts grow")
     print(f"an iteration watched over one unwatched: {median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
     print(f"messages heard: {len(heard)}, median size {median(heard) / 1024:.1f} KiB")
 
