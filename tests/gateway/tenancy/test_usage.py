@@ -86,6 +86,8 @@ def test_a_tool_call_counts_what_the_model_wrote(tenants: Tenants, books, store_
     try:
         assert engine.registered.wait(10)
         look = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+        with tenants.client(key) as client:
+            eventually(lambda: client.get("/v1/models/roomy").status_code == 200)
         answer = tenants.chat(key, model="roomy", max_tokens=200, tools=[look]).json()
         assert answer["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "look", answer
         eventually(lambda: books.ledger(project))
