@@ -13,6 +13,7 @@ from noria.engine.execution.step import NO_TOKEN, Mask, Pooling, RowInput, RowOu
 from noria.engine.grammar.matcher import CompiledGrammar, Matcher
 from noria.engine.scheduling.batch import BatchRow, Progress
 from noria.engine.scheduling.request import Request
+from noria.engine.spans import RequestSpans
 from noria.engine.wire.messages import (
     CLASSES,
     Claimed,
@@ -37,6 +38,7 @@ class LiveRequest:
     pooled: bytes = b""
     matcher: Matcher | None = None
     is_shown: bool = False
+    spans: RequestSpans | None = None
 
     @staticmethod
     def start(claimed: Claimed, card: ModelCard, scheduler_id: str) -> LiveRequest:

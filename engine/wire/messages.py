@@ -74,7 +74,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     request are also kept in a log of its own, and it outlives its gateway. `pooling` ("mean" or "last") asks for one
     vector of the prompt's hidden states instead of tokens. `prediction` is a guess of the output, to speculate on. The
     end of a request with an `account` is written to the pool's ledger; a `copy` is one more choice for a prompt that
-    another request pays for.
+    another request pays for. Who traces gives `traceparent`, the gateway's span as W3C writes it, and `sent_ms`, Unix
+    time in milliseconds.
     """
 
     id: str
@@ -94,6 +95,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     cache_group: str = ""
     account: str = ""
     copy: bool = False
+    traceparent: str = ""
+    sent_ms: int = 0
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
