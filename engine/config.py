@@ -11,7 +11,7 @@ from pydantic import Field, SecretStr, ValidationInfo, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from noria.engine.memory import parse_size
-from noria.engine.wire.settings import Settings, with_password
+from noria.engine.wire.settings import Settings, with_credentials
 
 DEMO_MODEL = "smollm2-135m-instruct"
 
@@ -32,6 +32,13 @@ class EngineConfig(Settings):
     redis_password: SecretStr = Field(
         SecretStr(""), validation_alias="NORIA_REDIS_PASSWORD", description="The store's, where its URL has none"
     )
+    redis_tls_ca: str = Field(
+        "", validation_alias="NORIA_REDIS_TLS_CA", description="PEM file of who vouches for a rediss:// store"
+    )
+    redis_tls_cert: str = Field(
+        "", validation_alias="NORIA_REDIS_TLS_CERT", description="PEM file of our own certificate, where the store asks"
+    )
+    redis_tls_key: str = Field("", validation_alias="NORIA_REDIS_TLS_KEY", description="PEM file of its private key")
     redis_url: str = Field("redis://127.0.0.1:6379/0", validation_alias="NORIA_REDIS_URL", description="The store")
     store_wait: float = Field(
         0.0, ge=0, description="Time to wait at the start for a store that does not answer; then the engine gives up"
@@ -88,13 +95,17 @@ class EngineConfig(Settings):
     progress_fd: int = Field(
         -1, validation_alias="NORIA_PROGRESS_FD", description="Descriptor for load progress as JSON lines; -1: log it"
     )
+    traces: str = Field(
+        "",
+        description="OTLP/HTTP address to send traces to, like http://collector:4318/v1/traces; empty: none are made",
+    )
     log_format: Literal["auto", "text", "json"] = Field("auto", description="auto: text on a terminal, else JSON")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe line to log")
 
     @field_validator("redis_url")
     @classmethod
-    def _has_the_password(cls, value: str, info: ValidationInfo) -> str:
-        return with_password(value, info)
+    def _has_credentials(cls, value: str, info: ValidationInfo) -> str:
+        return with_credentials(value, info)
 
     @field_validator("kv_memory")
     @classmethod

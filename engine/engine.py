@@ -20,6 +20,7 @@ from noria.engine.grammar.grammars import Grammars
 from noria.engine.live import LiveRequest
 from noria.engine.scheduling.batch import Batch, Progress
 from noria.engine.scheduling.scheduler import CannotEverFit, Scheduler
+from noria.engine.spans import EngineSpans
 from noria.engine.statistics import Statistics
 from noria.engine.trace import IterationLog, Times
 from noria.engine.waiting_room import WaitingRoom
@@ -57,6 +58,7 @@ class Engine:
         grammars: Grammars,
         trace: IterationLog | None = None,
         wheel: Wheel | None = None,
+        spans: EngineSpans | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
@@ -67,6 +69,7 @@ class Engine:
         self._waiting = WaitingRoom(grammars, capacity=scheduler.max_batch_size)
         self._trace = trace
         self._wheel = wheel
+        self._spans = spans
         self._num_claims = 0
         self._stop = threading.Event()
         self._batches: deque[_Out] = deque()
@@ -189,6 +192,8 @@ class Engine:
         try:
             # An earlier claim of the same request may still be in an iteration that is out: it is another row.
             live = LiveRequest.start(claimed, self._card, f"{request.id}#{self._num_claims}")
+            if self._spans is not None:
+                live.spans = self._spans.of(claimed)
             if request.sampling.grammar is not None:
                 self._waiting.enter(live, request.sampling.grammar)
             else:
@@ -338,7 +343,10 @@ class Engine:
         request_id = live.claimed.request.id
         if self._held.get(request_id) is not live:  # dropped: another engine has it, or this one by a newer claim
             return
-        self._outbox[live.claimed.request.gateway].append(live.frame(progress, logprobs, error))
+        frame = live.frame(progress, logprobs, error)
+        self._outbox[live.claimed.request.gateway].append(frame)
+        if live.spans is not None:
+            live.spans.published(frame)
         self.statistics.count_tokens(progress)
         if progress.finish is not None:
             del self._held[request_id]

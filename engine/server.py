@@ -21,11 +21,13 @@ from noria.engine.config import EngineConfig
 from noria.engine.engine import Engine
 from noria.engine.memory import MemoryTooSmall, show_size
 from noria.engine.models.errors import ModelError
+from noria.engine.spans import EngineSpans
 from noria.engine.status import StatusPages
 from noria.engine.trace import IterationLog
 from noria.engine.wheel import Wheel
 from noria.engine.wire import logs
 from noria.engine.wire.broker import BrokerUnavailable, EngineBroker
+from noria.engine.wire.tracing import Tracer, open_tracer
 from noria.engine.wire.wheel import WheelChannel, WheelNews
 
 log = structlog.get_logger("noria.engine")
@@ -72,15 +74,19 @@ def _run(config: EngineConfig, pages: StatusPages | None, stop: threading.Event,
             broker.close()
             return EXIT_OK
         trace = open_trace(planned)
+        tracer = open_tracer("engine", config.traces, broker.engine_id)
         assembly = assemble(planned, _Progress(planned.name, config.progress_fd))
     except (ModelError, MemoryTooSmall, ValueError) as error:
         return _fail(str(error), EXIT_CONFIGURATION)
     except BrokerUnavailable as error:
         return _fail(str(error), EXIT_TEMPORARY)
     try:
-        return _serve(planned, broker, assembly, trace, pages, stop, hurry)
+        return _serve(planned, broker, assembly, trace, tracer, pages, stop, hurry)
     except BrokerUnavailable as error:
         return _fail(str(error), EXIT_TEMPORARY)
+    finally:
+        if tracer is not None:
+            tracer.close()
 
 
 def _fail(message: str, code: int) -> int:
@@ -93,6 +99,7 @@ def _serve(
     broker: EngineBroker,
     assembly: Assembly,
     trace: IterationLog | None,
+    tracer: Tracer | None,
     pages: StatusPages | None,
     stop: threading.Event,
     hurry: threading.Event,
@@ -103,7 +110,10 @@ def _serve(
         broker.close()
         return EXIT_OK
     wheel = _wheel(planned, broker.engine_id)
-    engine = Engine(assembly.scheduler, assembly.executor, broker, assembly.card, assembly.grammars, trace, wheel)
+    spans = None if tracer is None else EngineSpans(tracer, assembly.card.id, broker.engine_id)
+    engine = Engine(
+        assembly.scheduler, assembly.executor, broker, assembly.card, assembly.grammars, trace, wheel, spans
+    )
     broker.register(assembly.card, assembly.tokenizer_files)
     if pages is not None:
         pages.watch(engine, assembly.card.id, broker.engine_id)

@@ -19,18 +19,18 @@ from noria.engine.wire.messages import Grammar
 
 log = structlog.get_logger("noria.engine")
 
-PATIENCE = 3
-"""Times the limit of one grammar that a request waits for its turn: more than that stands before it."""
-
 
 @dataclass(frozen=True, slots=True)
 class Guest:
-    """A request that waits. `until` is monotonic."""
+    """A request that waits. `until` (monotonic) its grammar's turn has to come; from then on that has its own limit."""
 
     live: LiveRequest
     grammar: Grammar
     compiled: Future[CompiledGrammar]
     until: float
+
+    def must_go(self, now: float) -> bool:
+        return self.compiled.done() or (now > self.until and not self.compiled.running())
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,24 +59,35 @@ class WaitingRoom:
         return self._capacity - len(self._guests)
 
     def enter(self, live: LiveRequest, grammar: Grammar) -> None:
-        until = time.monotonic() + PATIENCE * self._grammars.seconds
+        until = time.monotonic() + self._grammars.patience
         self._guests[live.scheduled.id] = Guest(live, grammar, self._grammars.compile(grammar), until)
 
     def leave(self, live: LiveRequest) -> bool:
         """The request waits no more. False if it did not."""
-        return self._guests.pop(live.scheduled.id, None) is not None
+        guest = self._guests.pop(live.scheduled.id, None)
+        if guest is not None:
+            self._give_up(guest.compiled)
+        return guest is not None
 
     def ready(self) -> list[tuple[LiveRequest, Refusal | None]]:
         """Take out, in the order of their coming, those whose matcher is there, and those that must end instead."""
         now = time.monotonic()
-        ready = [guest for guest in self._guests.values() if guest.compiled.done() or now > guest.until]
+        ready = [guest for guest in self._guests.values() if guest.must_go(now)]
         for guest in ready:
             del self._guests[guest.live.scheduled.id]
-        return [(guest.live, _settle(guest)) for guest in ready]
+        settled = [(guest.live, _settle(guest)) for guest in ready]
+        for guest in ready:
+            self._give_up(guest.compiled)
+        return settled
 
     def wait(self, seconds: float) -> None:
         """Sleep until somebody may be ready."""
         wait([guest.compiled for guest in self._guests.values()], seconds, FIRST_COMPLETED)
+
+    def _give_up(self, compiled: Future[CompiledGrammar]) -> None:
+        """A turn of those that wait is not spent on what nobody waits for any more; one that has come goes on."""
+        if all(guest.compiled is not compiled for guest in self._guests.values()):
+            compiled.cancel()
 
 
 def _settle(guest: Guest) -> Refusal | None:

@@ -16,8 +16,8 @@ from noria.engine.wire.backpressure import QueueLimits
 from noria.engine.wire.batch_store import BatchStore
 from noria.engine.wire.broker import GatewayBroker
 from noria.engine.wire.record_store import RecordStore
+from noria.engine.wire.tracing import open_tracer
 from noria.engine.wire.watches import Watches
-from noria.gateway import errors
 from noria.gateway.batches.attempts import Ask
 from noria.gateway.batches.dispatch import BatchDispatch
 from noria.gateway.batches.register import BatchRegister
@@ -41,14 +41,17 @@ from noria.gateway.endpoints import (
     organizations,
     pages,
     projects,
+    rate_limits,
     responses,
     scoring,
+    service_accounts,
     stored_completions,
     tokenization,
     uploads,
     usage,
 )
 from noria.gateway.files import Files
+from noria.gateway.http import error_answers
 from noria.gateway.http.methods import Methods
 from noria.gateway.http.request_context import RequestContext
 from noria.gateway.inner_call import InnerCall, Reply
@@ -88,6 +91,8 @@ _NOUNS = (
     operations,
     organizations,
     projects,
+    rate_limits,
+    service_accounts,
     usage,
 )  # fmt: skip
 
@@ -97,6 +102,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     live = LiveSettings(settings)
     broker = GatewayBroker(settings.redis_url)
     live.watch(lambda now: broker.limit(QueueLimits(now.max_queued, tenant_depth=now.max_queued_per_tenant)))
+    tracer = open_tracer("gateway", settings.traces, broker.boot_id)
     directory = ModelDirectory(broker)
     live.watch(lambda now: directory.rename(now.model_by_alias))
     counted = GatewayMetrics(directory.models_now, vllm_names=settings.vllm_metrics)
@@ -143,6 +149,8 @@ def create_app(settings: GatewaySettings) -> FastAPI:
         await wheel.close()
         if services.tenancy is not None:
             await services.tenancy.close()
+        if tracer is not None:
+            await asyncio.to_thread(tracer.close)
 
     app = FastAPI(title="Noria", lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None)
     app.router.redirect_slashes = False
@@ -151,7 +159,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     app.state.background = background
     app.state.wheel = wheel
     live.watch(lambda now: setattr(app.state, "keys", KeyRing(now.key_entries)))
-    errors.install(app)
+    error_answers.install(app)
     app.include_router(health.router)
     app.include_router(metrics.router)
     app.include_router(pages.router)
@@ -182,7 +190,8 @@ def create_app(settings: GatewaySettings) -> FastAPI:
                 "x-noria-queue-eta",
             ],
         )
-    app.add_middleware(RequestContext, metrics=counted, drain=services.drain)  # added last: outermost
+    # Added last: outermost.
+    app.add_middleware(RequestContext, metrics=counted, drain=services.drain, tracer=tracer)
     return app
 
 

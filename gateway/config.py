@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 from pydantic import AliasChoices, Field, SecretStr, ValidationInfo, field_validator
 from pydantic_settings import SettingsConfigDict
 
-from noria.engine.wire.settings import Settings, with_password
+from noria.engine.wire.settings import Settings, with_credentials
 from noria.gateway.tenancy.credentials import Pepper
 
 MAX_WEIGHT = 1000.0
@@ -46,9 +46,20 @@ class GatewaySettings(Settings):
 
     host: str = Field("127.0.0.1", description="Address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0: any free one")
+    tls_cert: str = Field(
+        "", description="PEM file of a certificate and its chain: then HTTPS is spoken, and only that"
+    )
+    tls_key: str = Field("", validate_default=True, description="PEM file of the certificate's private key")
     redis_password: SecretStr = Field(
         SecretStr(""), validation_alias="NORIA_REDIS_PASSWORD", description="The store's, where its URL has none"
     )
+    redis_tls_ca: str = Field(
+        "", validation_alias="NORIA_REDIS_TLS_CA", description="PEM file of who vouches for a rediss:// store"
+    )
+    redis_tls_cert: str = Field(
+        "", validation_alias="NORIA_REDIS_TLS_CERT", description="PEM file of our own certificate, where the store asks"
+    )
+    redis_tls_key: str = Field("", validation_alias="NORIA_REDIS_TLS_KEY", description="PEM file of its private key")
     redis_url: str = Field(
         "redis://127.0.0.1:6379/0",
         validation_alias=AliasChoices("redis_url", "NORIA_REDIS_URL"),
@@ -105,13 +116,24 @@ class GatewaySettings(Settings):
     max_stored_file_bytes: int = Field(1024 * 1024 * 1024, ge=1024, description="Files of one tenant at most: then 400")
     batch_concurrency: int = Field(16, ge=0, le=1024, description="Lines of batches that run here at once; 0: none do")
     shutdown_timeout: int = Field(30, ge=0, description="Time for open answers to end after SIGTERM")
+    traces: str = Field(
+        "",
+        description="OTLP/HTTP address to send traces to, like http://collector:4318/v1/traces; empty: none are made",
+    )
     log_format: Literal["auto", "text", "json"] = Field("auto", description="auto: text on a terminal, else JSON")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe line to log")
 
     @field_validator("redis_url")
     @classmethod
-    def _has_the_password(cls, value: str, info: ValidationInfo) -> str:
-        return with_password(value, info)
+    def _has_credentials(cls, value: str, info: ValidationInfo) -> str:
+        return with_credentials(value, info)
+
+    @field_validator("tls_key")
+    @classmethod
+    def _belong_together(cls, value: str, info: ValidationInfo) -> str:
+        if bool(value) != bool(info.data.get("tls_cert")):
+            raise ValueError("tls_cert and tls_key are given together or not at all")
+        return value
 
     @field_validator("api_key")
     @classmethod

@@ -1,4 +1,4 @@
-"""What can go wrong with a request, and the one place that turns it into OpenAI's error envelope.
+"""What can go wrong with a request, and OpenAI's envelope of it.
 
     GatewayError
     ├── InvalidRequest 400            a parameter is missing, unknown, of the wrong type or out of range
@@ -25,23 +25,15 @@
     ├── RequestCancelled 503          accepted, then cancelled by the server
     └── EngineFault 500               the request failed inside the engine
 
-Knows no endpoint and no generation.
+Knows no endpoint, no generation and no web framework; `http/error_answers.py` answers with them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import orjson
-from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
-from starlette.exceptions import HTTPException
-from starlette.types import Scope
-
-from noria.engine.wire.broker import BrokerUnavailable
-from noria.engine.wire.record_store import RecordsFull
 
 
 class GatewayError(Exception):
@@ -238,52 +230,7 @@ SHUTTING_DOWN = "This server is shutting down. Please try again."
 STORE_AWAY = "The server cannot reach its store at the moment. Please try again."
 
 
-ERROR_SHAPE = "error_shape"
-"""In a scope's state: what makes an error's status and body, where the address speaks another dialect than OpenAI's."""
-
-
 def envelope(error: GatewayError) -> bytes:
     """The JSON body `{"error": {message, type, param, code}}` of an error."""
     fields: dict[str, Any] = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
     return orjson.dumps({"error": fields})
-
-
-def respond(error: GatewayError, scope: Scope) -> Response:
-    """The response of an error to the request of `scope`."""
-    shape: Callable[[GatewayError], tuple[int, bytes]] | None = scope.get("state", {}).get(ERROR_SHAPE)
-    status, body = (error.status, envelope(error)) if shape is None else shape(error)
-    return Response(body, status, error.headers(), "application/json")
-
-
-def install(app: FastAPI) -> None:
-    """Make every error of `app` leave in the envelope: ours, the router's 404 and 405, and FastAPI's own 422."""
-
-    @app.exception_handler(GatewayError)
-    async def _ours(request: Request, error: GatewayError) -> Response:
-        return respond(error, request.scope)
-
-    @app.exception_handler(HTTPException)
-    async def _routing(request: Request, error: HTTPException) -> Response:
-        return respond(_routing_error(request, error), request.scope)
-
-    @app.exception_handler(BrokerUnavailable)
-    async def _store_away(request: Request, _: BrokerUnavailable) -> Response:
-        return respond(Overloaded(STORE_AWAY, retry_after=2), request.scope)
-
-    @app.exception_handler(RecordsFull)
-    async def _full(request: Request, error: RecordsFull) -> Response:
-        message = f"You have stored as much as is allowed ({error.limits.count} records, {error.limits.size} bytes)."
-        return respond(StorageFull(f"{message} Please delete something first."), request.scope)
-
-    @app.exception_handler(RequestValidationError)
-    async def _validation(request: Request, error: RequestValidationError) -> Response:
-        return respond(InvalidRequest(str(error.errors()[0].get("msg", "Invalid request."))), request.scope)
-
-
-def _routing_error(request: Request, error: HTTPException) -> GatewayError:
-    method, path = request.method, request.url.path[:200]
-    if error.status_code == 404:
-        return UnknownAddress(f"Unknown request URL: {method} {path}.")
-    if error.status_code == 405:
-        return WrongMethod(f"Not allowed to {method} on {path}.", (error.headers or {}).get("Allow", ""))
-    return InvalidRequest("The request could not be processed.", code="invalid_request")

@@ -21,6 +21,7 @@ from noria.gateway.metrics import GatewayMetrics
 from noria.gateway.model_directory import ServedModel
 from noria.gateway.origin import Origin
 from noria.gateway.tickets import Ticket
+from noria.gateway.tracing import TRACE
 from noria.gateway.transcript import Transcript, one_by_one
 
 log = structlog.get_logger(__name__)
@@ -60,6 +61,7 @@ class Generation:
         self._lingering = lingering
         self._metrics = metrics
         self._model_id = model.card.id
+        self._trace = TRACE.get()
         self._readers = {
             request_id: ChoiceReader(index, model.tokenizer, options, request_id)
             for index, request_id in enumerate(request_ids)
@@ -231,6 +233,8 @@ class Generation:
         usage = self.usage()
         self._metrics.prompt_tokens.labels(self._model_id).inc(usage.prompt_tokens)
         self._metrics.completion_tokens.labels(self._model_id).inc(usage.completion_tokens)
+        if self._trace is not None:
+            self._trace.used(self._model_id, usage)
         return True
 
     def _settle(self) -> None:
@@ -277,6 +281,8 @@ class Generation:
         if before == 0 and reader.num_tokens:
             self._first_at[frame.request_id] = time.monotonic()
             self._metrics.count_first_token(self._model_id, time.monotonic() - self._started)
+            if self._trace is not None:
+                self._trace.first_token()
         if delta.finish:
             self._live -= 1
             if reader.stopped_by_text:
@@ -287,6 +293,8 @@ class Generation:
     def _count_end(self, request_id: str, finish: str, num_tokens: int) -> None:
         now = time.monotonic()
         since_first = now - self._first_at.pop(request_id, now)
+        if self._trace is not None:
+            self._trace.finished(finish)
         self._metrics.count_end(self._model_id, finish, now - self._started, since_first, num_tokens)
 
     async def _wait(self) -> None:

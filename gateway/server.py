@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import signal
 import socket
+import ssl
 import sys
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ import uvicorn
 
 from noria.engine.wire.broker import redact
 from noria.engine.wire.logs import configure
+from noria.engine.wire.tracing import CannotTrace
 from noria.gateway.app import create_app
 from noria.gateway.config import GatewaySettings
 from noria.gateway.http.protocol import bounded
@@ -78,8 +80,11 @@ def run(settings: GatewaySettings, read_again: Callable[[], GatewaySettings] = G
     will be as wrong at the next try."""
     configure("gateway", settings.log_format, settings.log_level)
     try:
+        tls = _tls(settings)
         app = create_app(settings)
         listener = _listen(settings.host, settings.port)
+    except (_BadCertificate, CannotTrace) as error:
+        return _refuse(str(error), _EXIT_CONFIGURATION)
     except ValueError as error:
         return _refuse(f"{redact(settings.redis_url)} is not the URL of a store: {error}", _EXIT_CONFIGURATION)
     except OSError as error:
@@ -97,11 +102,12 @@ def run(settings: GatewaySettings, read_again: Callable[[], GatewaySettings] = G
         server_header=False,
         timeout_keep_alive=settings.keep_alive,
         timeout_graceful_shutdown=_LAST_WORDS,
+        ssl_context_factory=None if tls is None else lambda *_: tls,
     )
     log.info("listening", host=settings.host, port=listener.getsockname()[1])
     live = app.state.services.live
     live.watch(lambda now: configure("gateway", now.log_format, now.log_level))
-    server = DrainingServer(config, app.state.services, partial(reload, live, read_again))
+    server = DrainingServer(config, app.state.services, partial(reload, live, partial(_read, read_again, tls)))
     signal.signal(signal.SIGHUP, server.handle_hangup)
     # Before and after uvicorn's own time, too, a signal is a wish to end and not a death.
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -111,6 +117,32 @@ def run(settings: GatewaySettings, read_again: Callable[[], GatewaySettings] = G
     with listener:
         server.run(sockets=[listener])
     return 0
+
+
+class _BadCertificate(ValueError):
+    """Which file, and what is wrong with it."""
+
+
+def _tls(settings: GatewaySettings) -> ssl.SSLContext | None:
+    """What HTTPS is spoken with; None: HTTP is."""
+    if not settings.tls_cert:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        context.load_cert_chain(settings.tls_cert, settings.tls_key)
+    except OSError as error:  # ssl's own errors among them
+        raise _BadCertificate(f"cannot speak HTTPS with {settings.tls_cert}, {settings.tls_key}: {error}") from None
+    return context
+
+
+def _read(read_again: Callable[[], GatewaySettings], tls: ssl.SSLContext | None) -> GatewaySettings:
+    """The settings read again; new connections get the certificate that lies in the files now."""
+    settings = read_again()
+    if tls is not None and _tls(settings) is not None:  # tried apart: a bad pair must not spoil the context in use
+        tls.load_cert_chain(settings.tls_cert, settings.tls_key)
+    return settings
 
 
 def _refuse(reason: str, code: int) -> int:

@@ -33,6 +33,7 @@ from noria.gateway.stored_completions import StoredCompletions
 from noria.gateway.tenancy.admission import Admission, Caller, Part, output_limit
 from noria.gateway.tenancy.tenancy import Tenancy
 from noria.gateway.tickets import Ticket, TicketOffice
+from noria.gateway.tracing import trace_fields
 from noria.gateway.uploads import Uploads
 
 
@@ -169,6 +170,7 @@ class Services:
         service_class = tenant.queue or fields.service_class
         tenant.check(question.model.card, service_class)
         deadline_ms = int((time.time() + self.settings.request_timeout) * 1000)
+        traceparent, sent_ms = trace_fields()
         drawn = seeds(fields.seed, len(question.prompts), n)
         return [
             GenerationRequest(
@@ -188,6 +190,8 @@ class Services:
                 prediction=question.prediction,
                 account=tenant.account,
                 copy=place % n > 0,
+                traceparent=traceparent,
+                sent_ms=sent_ms,
             )
             for place, seed in enumerate(drawn)
         ]

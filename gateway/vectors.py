@@ -23,6 +23,7 @@ from noria.gateway.model_directory import ServedModel
 from noria.gateway.origin import Queued
 from noria.gateway.services import Services, Tenant
 from noria.gateway.tenancy.admission import Part
+from noria.gateway.tracing import trace_fields
 
 T = TypeVar("T")
 
@@ -61,6 +62,7 @@ async def vectors(
     admission, queued = services.admission(tenant, model.card.id, group, parts), set[str]()
     if admission is not None:
         await admission.admit()
+    traceparent, sent_ms = trace_fields()
     shaped: dict[int, T] = {}
     places = iter(range(len(prompts)))
 
@@ -79,6 +81,8 @@ async def vectors(
                 weight=tenant.weight,
                 pooling=model.card.pooling,
                 account=tenant.account,
+                traceparent=traceparent,
+                sent_ms=sent_ms,
             )
             queued.add(request.id)
             shaped[place] = shape(place, await _one(services, model, request))

@@ -14,7 +14,7 @@ from noria.doctor import Check, Finding, ok
 from noria.embedded_store import StoreError, default_state_dir, running_store
 from noria.engine.config import EngineConfig
 from noria.gateway.config import GatewaySettings
-from noria.machine_checks import check_door, check_limits, check_settings
+from noria.machine_checks import check_certificate, check_door, check_limits, check_settings
 from noria.options import BadSetting, build, in_environment
 from noria.store_checks import check_store
 
@@ -30,7 +30,7 @@ def all_checks(given: Mapping[str, Any], state_dir: Path | None, engine: EngineC
         gateway, config = build(GatewaySettings, given), build(EngineConfig, given)
     except BadSetting:
         return checks
-    checks += [partial(check_door, gateway), _store_check(given, config, folder)]
+    checks += [partial(check_door, gateway), partial(check_certificate, gateway), _store_check(given, config, folder)]
     checks.append(partial(engine, config) if engine is not None else _no_engine)
     return checks
 

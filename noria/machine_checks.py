@@ -10,6 +10,7 @@ import os
 import resource
 import shutil
 import socket
+import ssl
 import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -78,6 +79,22 @@ def check_door(settings: GatewaySettings) -> Iterator[Finding]:
         yield ok("keys", f"{len(settings.api_keys)} given")
 
 
+def check_certificate(settings: GatewaySettings) -> Iterator[Finding]:
+    """Can HTTPS be spoken with the files that are given?"""
+    if not settings.tls_cert:
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_cert, settings.tls_key)
+    except OSError as error:
+        yield fail(
+            "certificate",
+            f"{settings.tls_cert} with {settings.tls_key}: {error}",
+            "give a readable PEM chain and the key that belongs to it: --tls-cert, --tls-key",
+        )
+    else:
+        yield ok("certificate", f"{settings.tls_cert} and its key belong together")
+
+
 def check_limits(folder: Path) -> Iterator[Finding]:
     """Open files, and room where state and caches are kept."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -104,9 +121,12 @@ def check_limits(folder: Path) -> Iterator[Finding]:
 
 def _is_ours(settings: GatewaySettings) -> bool:
     host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(settings.host, settings.host)
+    scheme = "https" if settings.tls_cert else "http"
     with (
         contextlib.suppress(OSError, ValueError),
-        urllib.request.urlopen(f"http://{host}:{settings.port}/healthz", timeout=2) as answer,
+        urllib.request.urlopen(
+            f"{scheme}://{host}:{settings.port}/healthz", timeout=2, context=ssl._create_unverified_context()
+        ) as answer,
     ):
         return bool(answer.read(64) == b'{"status":"ok"}')
     return False

@@ -53,7 +53,7 @@ def parameters(*panels: Panel) -> list[Parameter]:
         for name, info in panel.settings.model_fields.items():
             if name in panel.skip or name in made:
                 continue
-            variables = [_variable(p.settings, name) for p in panels if name in p.settings.model_fields]
+            variables = [variable(p.settings, name) for p in panels if name in p.settings.model_fields]
             made[name] = Parameter(
                 name,
                 Parameter.KEYWORD_ONLY,
@@ -109,7 +109,7 @@ def in_environment(settings: type[BaseSettings], name: str) -> bool:
 
 def variables(settings: type[BaseSettings]) -> set[str]:
     """Every environment variable that the class reads."""
-    return {_variable(settings, name) for name in settings.model_fields}
+    return {variable(settings, name) for name in settings.model_fields}
 
 
 def _option(name: str, info: FieldInfo, title: str, variables: list[str]) -> Any:
@@ -133,10 +133,10 @@ def _plain_type(info: FieldInfo) -> Any:
 
 def _origin(settings: type[BaseSettings], name: str) -> str:
     """How a person names the place that a field's value came from, where it was no option."""
-    variable = _variable(settings, name)
+    named = variable(settings, name)
     config = os.environ.get(CONFIG_VARIABLE)
-    if variable in os.environ or f"{variable}_FILE" in os.environ or not config:
-        return variable
+    if named in os.environ or f"{named}_FILE" in os.environ or not config:
+        return named
     return f"{config}: [{getattr(settings, 'table', '')}] {name}"
 
 
@@ -147,7 +147,7 @@ def _aliases(info: FieldInfo) -> list[str]:
     return [alias] if isinstance(alias, str) else []
 
 
-def _variable(settings: type[BaseSettings], name: str) -> str:
+def variable(settings: type[BaseSettings], name: str) -> str:
     """The environment variable of a field."""
     aliases = [alias for alias in _aliases(settings.model_fields[name]) if alias != name]
     return aliases[0] if aliases else f"{settings.model_config.get('env_prefix', '')}{name}".upper()

@@ -12,6 +12,7 @@ import os
 import secrets
 import signal
 import socket
+import ssl
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -69,7 +70,7 @@ def serve(given: Mapping[str, Any], state_dir: Path | None) -> int:
     else:
         store = _open_store(folder)
 
-    address = _Address(gateway.host, port)
+    address = _Address(gateway.host, port, is_tls=bool(gateway.tls_cert))
     screen = open_screen(model)
     log_format: Literal["auto", "text", "json"] = gateway.log_format
     if isinstance(screen, Terminal):
@@ -169,15 +170,19 @@ def _specs(
 class _Address:
     """Where the gateway listens, as a client on this machine reaches it."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, *, is_tls: bool = False) -> None:
         # An address that means "all of mine" can be listened on, not called.
         self.host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
         self.port = port
-        self.base_url = f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{port}/v1"
+        self._is_tls = is_tls
+        self.base_url = f"http{'s' if is_tls else ''}://{f'[{self.host}]' if ':' in self.host else self.host}:{port}/v1"
 
     def get(self, path: str, key: str = "") -> tuple[int, bytes]:
         """Status and body; status 0 while nobody answers."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=2)
+        if self._is_tls:  # our own child, whose certificate is made out to the name that clients use
+            context = ssl._create_unverified_context()
+            connection = http.client.HTTPSConnection(self.host, self.port, timeout=2, context=context)
         try:
             connection.request("GET", path, headers={"Authorization": f"Bearer {key}"} if key else {})
             answer = connection.getresponse()

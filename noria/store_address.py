@@ -35,7 +35,7 @@ def unreachable(error: BrokerUnavailable) -> CannotShow:
 def store_url(redis_url: str | None, state_dir: Path | None) -> str:
     """The one given, else the environment's, else the store of a `noria serve` that runs here, else the default."""
     if redis_url is not None:
-        return redis_url
+        return build(EngineConfig, {"redis_url": redis_url}).redis_url
     if state_dir is not None or not in_environment(EngineConfig, "redis_url"):
         try:
             found = running_store(_folder(state_dir))

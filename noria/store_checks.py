@@ -12,7 +12,8 @@ from statistics import median
 from typing import Any
 
 from noria.doctor import Finding, fail, ok, warn
-from noria.engine.wire.connection import BrokerUnavailable, Command, Store, StoreFault, redact
+from noria.engine.wire.connection import BrokerUnavailable, Store, StoreFault, redact
+from noria.engine.wire.nodes import Command, parse_nodes
 
 OLDEST = (7, 0)
 MOST_SKEW = 1.0  # seconds; deadlines are compared across machines
@@ -35,7 +36,7 @@ def check_store(url: str) -> Iterator[Finding]:
     try:
         yield ok("store", f"{redact(url)} answers")
         info = _info(store)
-        yield from _kind(info)
+        yield from _kind(info, url)
         yield from _settings(store, info)
         yield from _times(store)
     except (BrokerUnavailable, StoreFault) as error:
@@ -69,7 +70,7 @@ def _info(store: Store) -> dict[str, str]:
     return dict(line.split(":", 1) for line in lines if ":" in line and not line.startswith("#"))
 
 
-def _kind(info: dict[str, str]) -> Iterator[Finding]:
+def _kind(info: dict[str, str], url: str) -> Iterator[Finding]:
     name = "Valkey" if info.get("server_name") == "valkey" else "Redis"
     shown = info.get("valkey_version") or info.get("redis_version", "?")
     version = tuple(int(part) for part in re.findall(r"\d+", info.get("redis_version", ""))[:2])
@@ -81,10 +82,9 @@ def _kind(info: dict[str, str]) -> Iterator[Finding]:
         yield ok("store version", f"{name} {shown}")
     if info.get("role") == "slave":
         yield fail("store role", "this is a replica: it refuses writes", "give the address of the primary")
-    if info.get("cluster_enabled") == "1":
-        yield warn(
-            "store role", "this is one node of a cluster, which moves keys to others", "give the address of one Redis"
-        )
+    if info.get("cluster_enabled") == "1" and parse_nodes(url) is None:
+        cure = "give the cluster's address: redis+cluster://host:port,host:port in NORIA_REDIS_URL"
+        yield fail("store role", "this is one node of a cluster: it refuses the others' keys", cure)
     if info.get("aof_last_write_status", "ok") != "ok" or info.get("aof_last_bgrewrite_status", "ok") != "ok":
         yield fail("store file", "the append-only file could not be written", "free space on the store's disk")
 

@@ -19,7 +19,7 @@ from noria.engine.grammar import binding
 from noria.engine.grammar.binding import GrammarError
 from noria.engine.grammar.matcher import CompiledGrammar, MaskFiller
 from noria.engine.grammar.proof import Setup
-from noria.engine.grammar.prover import NotProven, Prover
+from noria.engine.grammar.prover import START_SECONDS, NotProven, Prover
 from noria.engine.wire.messages import Grammar, TokenizerFiles
 
 NUM_PROVERS = 2
@@ -30,6 +30,9 @@ NICENESS = 5
 
 MAX_CACHE_BYTES = 64 * 2**20
 MAX_CACHE_ENTRIES = 1024
+
+PATIENCE = 3
+"""Times the limit of one grammar that a request waits for its turn: more than that stands before it."""
 
 DOUBT_SECONDS = 30.0
 """How long a grammar that hit a limit is refused unseen; on a less busy machine it may pass."""
@@ -71,13 +74,13 @@ class Grammars:
         self._pool = ThreadPoolExecutor(NUM_PROVERS, thread_name_prefix="noria-grammar", initializer=_be_nice)
 
     @property
-    def seconds(self) -> float:
-        """Limit of one grammar."""
-        return self._setup.seconds
+    def patience(self) -> float:
+        """Seconds that a request may wait for its grammar's turn; the first process has yet to start for some."""
+        return PATIENCE * self._setup.seconds + (START_SECONDS if self._compilers is None else 0)
 
     def compile(self, grammar: Grammar) -> Future[CompiledGrammar]:
         """The compiled grammar to come. Its exception is a GrammarError with a message for the client, or
-        GrammarsUnavailable."""
+        GrammarsUnavailable. Who was the last to want it may cancel it: no turn is then spent on it."""
         key = (grammar.kind, grammar.text)
         known = self._cache.get(key)
         if known is not None and not _outlived(known):
@@ -140,11 +143,13 @@ class Grammars:
 
 
 def _num_bytes(future: Future[CompiledGrammar]) -> int:
-    return future.result().num_bytes if future.exception() is None else 0
+    return 0 if future.cancelled() or future.exception() is not None else future.result().num_bytes
 
 
 def _outlived(future: Future[CompiledGrammar]) -> bool:
-    error = future.exception() if future.done() and not future.cancelled() else None
+    if future.cancelled():
+        return True
+    error = future.exception() if future.done() else None
     if isinstance(error, GrammarError):
         return error.until is not None and error.until < time.monotonic()
     return error is not None

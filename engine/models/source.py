@@ -11,9 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from huggingface_hub import scan_cache_dir, snapshot_download
-from huggingface_hub.errors import CacheNotFound
-
 from noria.engine.config import DEMO_MODEL
 from noria.engine.models.errors import ModelError
 
@@ -52,6 +49,9 @@ def resolve(model: str) -> ModelSource:
 
 def list_models() -> list[ModelSource]:
     """What can be served without a download: the demo model when installed, and the hub's cache."""
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
     found = []
     if _demo_file() is not None:
         found.append(_demo())
@@ -103,6 +103,8 @@ def _folder(path: Path, name: str) -> ModelSource:
 
 
 def _hub(model: str) -> ModelSource:
+    from huggingface_hub import snapshot_download
+
     try:
         folder = snapshot_download(model, allow_patterns=_HUB_FILES)
     except Exception as error:  # the library raises many kinds: no network, no such model, no access

@@ -15,24 +15,23 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
-import redis
-import redis.asyncio
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import DataError, NoScriptError, RedisError, ResponseError
 from redis.retry import Retry
 
+from noria.engine.wire.async_links import open_async_link
+from noria.engine.wire.links import open_link
+from noria.engine.wire.nodes import Command
+
 COMMAND_TIMEOUT = 5.0
 """Seconds for one reply. A blocking read has its own client with this much on top of its block time."""
 
 CONNECT_TIMEOUT = 2.0
-MAX_CONNECTIONS = 32
 MAX_BLOCK = 1.0
 """Seconds that a blocking read may block: after that it looks up, so that a closed connection is noticed."""
 
 LUA = Path(__file__).parent / "lua"
-
-Command = Sequence[Any]
 
 
 class BrokerUnavailable(Exception):
@@ -144,9 +143,7 @@ class Store:
 
     def __init__(self, url: str, *, block: float = 0.0) -> None:
         self.url = url
-        pool = redis.ConnectionPool.from_url(url, **_client_options(block, repeats=0))
-        # A connection of our own, without the client's pipelines: they cost more than a script's work.
-        self._connection: Any = pool.make_connection()
+        self._link = open_link(url, _client_options(block, repeats=0))
 
     def run(self, *commands: Command) -> list[Any]:
         """One pipelined round trip without MULTI; replies in order, as the store sent them. Raises BrokerUnavailable
@@ -155,27 +152,16 @@ class Store:
         The server forgets scripts when it restarts: those commands are run again with their text, in order.
         """
         with _errors_named(self.url):
-            replies = self._round_trip(commands)
+            replies = self._link.round_trip(commands)
             for i, reply in enumerate(replies):
                 if isinstance(reply, NoScriptError):
-                    (replies[i],) = self._round_trip([_with_text(commands[i])])
+                    (replies[i],) = self._link.round_trip([_with_text(commands[i])])
             _raise_first_error(replies)
-        return replies
-
-    def _round_trip(self, commands: Sequence[Command]) -> list[Any]:
-        connection = self._connection
-        connection.send_packed_command([b"".join(connection.pack_commands(commands))])  # one write, not two
-        replies: list[Any] = []
-        for _ in commands:
-            try:
-                replies.append(connection.read_response())
-            except ResponseError as error:  # the replies behind it are read all the same
-                replies.append(error)
         return replies
 
     def close(self) -> None:
         """Drop the connection."""
-        self._connection.disconnect()
+        self._link.close()
 
 
 class AsyncStore:
@@ -187,22 +173,16 @@ class AsyncStore:
         # The client's own timeout goes through asyncio.wait_for, which in Python 3.11 swallows a cancellation that
         # comes as the write ends; the task then lives on uncancelled. `run` keeps the time instead.
         options = _client_options(block, repeats=1) | {"socket_timeout": None}
-        pool = redis.asyncio.BlockingConnectionPool.from_url(
-            url, max_connections=MAX_CONNECTIONS, timeout=COMMAND_TIMEOUT, **options
-        )
-        self._client: Any = redis.asyncio.Redis.from_pool(pool)
+        self._link = open_async_link(url, options, wait=COMMAND_TIMEOUT)
 
     async def run(self, *commands: Command) -> list[Any]:
         """As `Store.run`."""
         with _errors_named(self.url):
             async with asyncio.timeout(self._timeout):
-                pipeline = self._client.pipeline(transaction=False)
-                for command in commands:
-                    pipeline.execute_command(*command)
-                replies: list[Any] = await pipeline.execute(raise_on_error=False)
+                replies = await self._link.round_trip(commands)
                 for i, reply in enumerate(replies):
                     if isinstance(reply, NoScriptError):
-                        replies[i] = await self._client.execute_command(*_with_text(commands[i]))
+                        (replies[i],) = await self._link.round_trip([_with_text(commands[i])])
                 _raise_first_error(replies)
         return replies
 
@@ -210,7 +190,9 @@ class AsyncStore:
         """What is published from now on on channels that match, until nothing has come for `silence` seconds: a
         connection that broke without a word looks the same, so call again. Raises BrokerUnavailable."""
         with _errors_named(self.url):
-            async with self._client.pubsub(ignore_subscribe_messages=True) as subscription:
+            async with asyncio.timeout(self._timeout):
+                client = await self._link.subscriber()
+            async with client.pubsub(ignore_subscribe_messages=True) as subscription:
                 async with asyncio.timeout(self._timeout):
                     await subscription.psubscribe(pattern)
                 heard = time.monotonic()
@@ -222,7 +204,7 @@ class AsyncStore:
 
     async def close(self) -> None:
         """Drop all connections."""
-        await self._client.aclose()
+        await self._link.close()
 
 
 def _with_text(command: Command) -> Command:

@@ -22,7 +22,6 @@ from noria.engine.wire.connection import (
     REGISTER,
     RELEASE,
     BrokerUnavailable,
-    Command,
     Store,
     StoreFault,
 )
@@ -36,6 +35,7 @@ from noria.engine.wire.messages import (
     decode_request,
     encode,
 )
+from noria.engine.wire.nodes import Command
 from noria.engine.wire.publish import (
     POISON,
     Row,

@@ -31,7 +31,6 @@ from noria.engine.wire.connection import (
     SNAPSHOT,
     AsyncStore,
     BrokerUnavailable,
-    Command,
     StoreFault,
 )
 from noria.engine.wire.engine_broker import DEAD_LENGTH, MAX_DEATHS
@@ -48,6 +47,7 @@ from noria.engine.wire.messages import (
     decode_tokenizer,
     encode,
 )
+from noria.engine.wire.nodes import Command
 from noria.engine.wire.publish import POISON, final_publications, publication, published
 
 STREAM_TTL = 30.0

@@ -74,7 +74,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     request are also kept in a log of its own, and it outlives its gateway. `pooling` ("mean" or "last") asks for one
     vector of the prompt's hidden states instead of tokens. `prediction` is a guess of the output, to speculate on. The
     end of a request with an `account` is written to the pool's ledger; a `copy` is one more choice for a prompt that
-    another request pays for.
+    another request pays for. Who traces gives `traceparent`, the gateway's span as W3C writes it, and `sent_ms`, Unix
+    time in milliseconds.
     """
 
     id: str
@@ -94,6 +95,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     cache_group: str = ""
     account: str = ""
     copy: bool = False
+    traceparent: str = ""
+    sent_ms: int = 0
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -122,7 +125,8 @@ class TokenFrame(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What one iteration gave one request.
 
     `seq` is the number of output tokens before this frame; with `epoch` (one more at every claim) it lets the gateway
-    drop what it has seen. `finish` is set exactly once, on the last frame. `prompt_logprobs` comes with the first
+    drop what it has seen. `finish` is set exactly once, on the last frame; `usage` comes with it, and with an engine's
+    first frame where part of the prompt was cached. `prompt_logprobs` comes with the first
     frame of a request that asked for it: one entry per prompt token, None for the first token. `error_param` names the
     field of the client's request that is at fault, where the error is the client's. `embedding` is a pooled request's
     vector, little-endian float32. `predicted`: how many tokens of the request's prediction were tried for this frame,

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from noria.engine.wire.connection import PROGRESS, Command
+from noria.engine.wire.connection import PROGRESS
+from noria.engine.wire.nodes import Command
 from noria.engine.wire.publish import Row
 
 FOLD_EVERY = 32

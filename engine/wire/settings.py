@@ -9,14 +9,14 @@ import difflib
 import tomllib
 from pathlib import Path
 from typing import Any, ClassVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from pydantic import SecretStr, ValidationInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsError
 
 CONFIG_VARIABLE = "NORIA_CONFIG"
 TABLES = ("gateway", "engine")
-SHARED = ("redis_url",)
+SHARED = ("redis_url", "redis_tls_ca", "redis_tls_cert", "redis_tls_key")
 """Settings that may stand above the tables of the file, for gateway and engine at once."""
 
 
@@ -95,8 +95,26 @@ def nearest(name: str, known: Any) -> str:
     return f"; did you mean {found[0]}?" if found else ""
 
 
-def with_password(url: str, info: ValidationInfo) -> str:
-    """A validator of `redis_url`: the URL with the field `redis_password`, which stands before it, in its place."""
+_TLS_OPTIONS = {"redis_tls_ca": "ssl_ca_certs", "redis_tls_cert": "ssl_certfile", "redis_tls_key": "ssl_keyfile"}
+
+
+def with_credentials(url: str, info: ValidationInfo) -> str:
+    """A validator of `redis_url`: the URL with the fields `redis_password` and `redis_tls_…`, which stand before it,
+    in their places, so that whoever is given the URL needs nothing else."""
+    return _with_files(_with_password(url, info), info)
+
+
+def _with_files(url: str, info: ValidationInfo) -> str:
+    files = {option: info.data[name] for name, option in _TLS_OPTIONS.items() if info.data.get(name)}
+    if not files:
+        return url
+    parts = urlsplit(url)
+    if not parts.scheme.startswith("rediss"):
+        raise ValueError("there are files for TLS, and the URL does not begin with rediss")
+    return parts._replace(query=urlencode(dict(parse_qsl(parts.query)) | files, safe="/")).geturl()
+
+
+def _with_password(url: str, info: ValidationInfo) -> str:
     given = info.data.get("redis_password")
     password = given.get_secret_value() if isinstance(given, SecretStr) else ""
     parts = urlsplit(url)

@@ -16,12 +16,15 @@ from functools import partial
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from noria.engine.wire.tracing import Tracer
 from noria.gateway.drain import Drain
-from noria.gateway.errors import ERROR_SHAPE, SHUTTING_DOWN, UNEXPECTED, ShuttingDown, respond
+from noria.gateway.errors import SHUTTING_DOWN, UNEXPECTED, ShuttingDown
 from noria.gateway.http.addresses import settle
 from noria.gateway.http.body import ClientGone
+from noria.gateway.http.error_answers import ERROR_SHAPE, respond
 from noria.gateway.messages import errors as anthropic
 from noria.gateway.metrics import GatewayMetrics
+from noria.gateway.tracing import TRACE, RequestTrace
 
 log = structlog.get_logger(__name__)
 
@@ -33,7 +36,8 @@ _CLIENT_GONE = 499  # never sent: how a request that nobody waits for any more i
 class RequestContext:
     """Wraps the app. `addresses` says which spellings of a path mean the same."""
 
-    def __init__(self, app: ASGIApp, metrics: GatewayMetrics, drain: Drain) -> None:
+    def __init__(self, app: ASGIApp, metrics: GatewayMetrics, drain: Drain, tracer: Tracer | None = None) -> None:
+        self._tracer = tracer
         self._app = app
         self._metrics = metrics
         self._drain = drain
@@ -57,6 +61,10 @@ class RequestContext:
         status = _CLIENT_GONE
         state = scope.setdefault("state", {})
         state["request_id"] = request_id.decode()
+        trace = None
+        if self._tracer is not None and path not in _PROBES:
+            trace = RequestTrace(scope)
+            TRACE.set(trace)
         if anthropic.speaks(path):
             state[ERROR_SHAPE] = partial(anthropic.shaped, request_id=request_id.decode())
 
@@ -97,6 +105,8 @@ class RequestContext:
             finally:
                 endpoint = getattr(scope.get("endpoint"), "__name__", "unmatched")
                 self._metrics.requests.labels(endpoint, str(status)).inc()
+                if trace is not None and self._tracer is not None:
+                    trace.end(self._tracer, scope, request_id.decode(), status)
                 log.debug("answered", path=path, status=status, seconds=round(time.perf_counter() - began, 4))
 
 

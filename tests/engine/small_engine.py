@@ -19,6 +19,7 @@ from noria.engine.grammar.grammars import Grammars
 from noria.engine.scheduling.kv_blocks import KVBlocks
 from noria.engine.scheduling.policy import POLICIES
 from noria.engine.scheduling.scheduler import Scheduler
+from noria.engine.spans import EngineSpans
 from noria.engine.wheel import Wheel
 from noria.engine.wire.broker import EngineBroker, GatewayBroker
 from noria.engine.wire.messages import (
@@ -101,6 +102,7 @@ class RunningEngine:
         policy: str = "paged",
         grammars: Grammars | None = None,
         wheel: Wheel | None = None,
+        spans: EngineSpans | None = None,
     ) -> None:
         self.model = TinyModel()
         self.scheduler = Scheduler(
@@ -115,7 +117,7 @@ class RunningEngine:
         self.broker = EngineBroker(url, "tiny", lease_seconds=lease_seconds)
         self.broker.register(CARD, FILES)
         grammars = grammars or Grammars(FILES, vocab_size=CARD.vocab_size, stop_token_ids=CARD.eos_token_ids)
-        self.engine = Engine(self.scheduler, self.executor, self.broker, CARD, grammars, wheel=wheel)
+        self.engine = Engine(self.scheduler, self.executor, self.broker, CARD, grammars, wheel=wheel, spans=spans)
         self._stop, self.hurry = threading.Event(), threading.Event()
         self._drain_seconds = 0.0
         self._thread = threading.Thread(target=self._run)
@@ -153,6 +155,7 @@ class Client:
         self.broker = broker
         self._frames = broker.frames()
         self.tokens: dict[str, list[int]] = {}
+        self.first: dict[str, TokenFrame] = {}
         self.last: dict[str, TokenFrame] = {}
 
     async def send(self, request_id: str, prompt: list[int], **fields: object) -> None:
@@ -167,6 +170,7 @@ class Client:
                 assert frame.seq <= len(known), "a gap"
                 known += frame.token_ids[len(known) - frame.seq :]
                 assert frame.request_id not in self.last, "two ends"
+                self.first.setdefault(frame.request_id, frame)
                 if frame.finish is not None:
                     self.last[frame.request_id] = frame
 

@@ -24,20 +24,34 @@ def grammars() -> Iterator[Grammars]:
 
 
 class HeldGrammars(Grammars):
-    """Its grammars are compiled for as long as the test wants."""
+    """Its grammars are compiled for as long as the test wants; `begun` are those whose turn comes at once."""
 
-    def __init__(self, real: Grammars) -> None:
+    def __init__(self, real: Grammars, begun: tuple[str, ...] = (), patience: float = 60) -> None:
         super().__init__(FILES, vocab_size=CARD.vocab_size, stop_token_ids=CARD.eos_token_ids, seconds=20)
+        self._begun = begun
+        self._patience = patience
         self._real = real
         self._held: list[tuple[Future[CompiledGrammar], Grammar]] = []
 
+    @property
+    def patience(self) -> float:
+        return self._patience
+
+    @property
+    def given_up(self) -> list[str]:
+        return [grammar.text for future, grammar in self._held if future.cancelled()]
+
     def compile(self, grammar: Grammar) -> Future[CompiledGrammar]:
-        self._held.append((Future(), grammar))
-        return self._held[-1][0]
+        future: Future[CompiledGrammar] = Future()
+        if grammar.text in self._begun:
+            future.set_running_or_notify_cancel()
+        self._held.append((future, grammar))
+        return future
 
     def release(self) -> None:
         for future, grammar in self._held:
-            future.set_result(self._real.compile(grammar).result(60))
+            if not future.cancelled():
+                future.set_result(self._real.compile(grammar).result(60))
 
 
 def shaped(regex: str, **sampling: object) -> dict[str, object]:
@@ -94,11 +108,29 @@ async def test_who_waits_for_a_grammar_holds_up_nobody_and_can_be_ended(
         assert running.engine.num_held >= 2 and "gone" not in client.last
         await client.broker.cancel("tiny", "gone")
         assert await client.ends("gone", "late") == ["cancelled", "expired"]
+        assert held.given_up == ["a", "b"], "no turn is spent on what nobody waits for"
         await client.send("after", [20])
         assert await client.ends("after") == ["length"] and "patient" not in client.last
         held.release()
         assert await client.ends("patient") == ["stop"]
         assert running.engine.num_held == 0
+    finally:
+        running.stop()
+        held.close()
+
+
+async def test_a_turn_that_does_not_come_ends_a_request_and_one_that_has_come_does_not(
+    client: Client, store: str, grammars: Grammars
+) -> None:
+    held = HeldGrammars(grammars, begun=("[0-9]{4}",), patience=0.2)
+    running = RunningEngine(store, grammars=held)
+    try:
+        await client.send("begun", [5], sampling=shaped("[0-9]{4}"))
+        await client.send("queued", [5], sampling=shaped("a"))
+        assert await client.ends("queued") == ["cancelled"]
+        assert held.given_up == ["a"] and "begun" not in client.last
+        held.release()
+        assert await client.ends("begun") == ["stop"]
     finally:
         running.stop()
         held.close()

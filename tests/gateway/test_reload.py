@@ -59,7 +59,7 @@ class Process:
 def gateway(tmp_path: Path, own_port: int, store_url: str, engine: object, launch: object) -> Iterator[Process]:
     running = Process(tmp_path, own_port, store_url)
     try:
-        launch.eventually(running.ready, 30)  # type: ignore[attr-defined]
+        launch.eventually(running.ready, 60)  # type: ignore[attr-defined]
         yield running
     finally:
         running.process.terminate()

@@ -141,6 +141,20 @@ def test_a_limit_ends_a_grammar_and_not_the_next(smollm_files: TokenizerFiles, l
         grammars.close()
 
 
+def test_what_was_given_up_takes_no_turn_and_can_be_asked_for_again(smollm_files: TokenizerFiles) -> None:
+    grammars = Grammars(smollm_files, vocab_size=49152, stop_token_ids=[EOS], seconds=20)
+    try:
+        patience = grammars.patience
+        first = [grammars.compile(Grammar("regex", text)) for text in "ab"]  # both turns, while processes start
+        given_up = Grammar("regex", "[a-f]+")
+        assert grammars.compile(given_up).cancel()
+        assert grammars.compile(given_up).result(60)
+        assert all(future.result(60) for future in first) and grammars.counts.compiled == 3
+        assert grammars.patience < patience, "the first of all waits for the process as well"
+    finally:
+        grammars.close()
+
+
 def test_a_library_that_is_not_there_is_the_servers_fault(
     smollm_files: TokenizerFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
