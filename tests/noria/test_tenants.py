@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
+from bench.store import running_store
 from noria.gateway.tenancy.credentials import is_well_formed
 from tests.noria.conftest import PEPPER
 
@@ -60,6 +64,16 @@ def test_what_cannot_be_done_is_one_line_and_an_exit_code(noria, words, code, sa
     got, said = noria(*words)
     assert got == code, said
     assert says in said and "Traceback" not in said
+
+
+def test_warnings_stay_out_of_the_json():
+    """This store cannot tell when a change is on disk, which is worth a warning."""
+    with running_store("redis") as store:
+        environment = {**os.environ, "NORIA_KEY_PEPPER": PEPPER, "NORIA_REDIS_URL": store.url}
+        command = [sys.executable, "-m", "noria", "keys", "bootstrap", "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert json.loads(done.stdout)["value"].startswith("sk-noria-admin-")
+    assert "on disk" in done.stderr and "sk-noria-admin-" not in done.stderr
 
 
 def test_another_pepper_is_noticed(noria, monkeypatch):
