@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+import redis
 
+from noria.cli import main
 from noria.gateway.tenancy.credentials import is_well_formed
 from tests.noria.conftest import PEPPER
 
@@ -67,3 +69,14 @@ def test_another_pepper_is_noticed(noria, monkeypatch):
     monkeypatch.setenv("NORIA_KEY_PEPPER", "another-" + PEPPER)
     code, said = noria("keys", "list")
     assert code == 2 and "pepper" in said and PEPPER not in said
+
+
+def test_a_warning_of_the_store_is_no_part_of_the_json(store, monkeypatch, capsys):
+    monkeypatch.setenv("NORIA_KEY_PEPPER", PEPPER)
+    monkeypatch.setenv("NORIA_REDIS_URL", store.url)
+    with redis.Redis.from_url(store.url) as server:
+        server.config_set("appendonly", "no")
+    with pytest.raises(SystemExit):
+        main(["projects", "create", "warned", "--json"])
+    said = capsys.readouterr()
+    assert json.loads(said.out)["name"] == "warned" and "cannot say when a change is on disk" in said.err
