@@ -39,13 +39,17 @@ async def make_key(url: str) -> str:
 
 
 async def under_fire(cluster: Cluster, options: argparse.Namespace) -> tuple[list[Answer], Trouble]:
-    key = await make_key(cluster.store_url)
-    specs = make_specs(options.requests, options.seed, options.longest)
-    client = Client(cluster, "ledger", time.monotonic() + options.seconds, key)
+    """Requests round after round, until there were as many disturbances as asked for or the time is over."""
+    key, answers = await make_key(cluster.store_url), []
+    until = time.monotonic() + options.seconds
+    client = Client(cluster, "ledger", until + options.seconds, key)
     trouble = Trouble(cluster, options.seed, (options.gap / 2, options.gap * 1.5), options.kills, options.away)
     troubling = asyncio.create_task(trouble.run())
     try:
-        return await run_all(client, specs), trouble
+        while not troubling.done() and time.monotonic() < until:
+            specs = make_specs(options.requests, options.seed + len(answers), options.longest)
+            answers += await run_all(client, specs)
+        return answers, trouble
     finally:
         troubling.cancel()
         await asyncio.gather(troubling, return_exceptions=True)
@@ -97,14 +101,28 @@ def judge(answers: list[Answer], entries: list[dict[str, str]]) -> list[str]:
     return faults
 
 
+def sums(answers: list[Answer], entries: list[dict[str, str]]) -> str:
+    """What clients were told of their answers, and what the ledger has beside it: streams that were begun anew."""
+    told = {a.completion_id.removeprefix("cmpl-") + "-0" for a in answers}
+    mine = [e for e in entries if e["id"] in told]
+    beside = [e for e in entries if e["id"] not in told]
+    said = tuple(sum(getattr(a, f"{kind}_tokens") or 0 for a in answers) for kind in ("prompt", "completion"))
+    kept = tuple(sum(int(e[field]) for e in mine) for field in ("prompt", "output"))
+    anew = tuple(sum(int(e[field]) for e in beside) for field in ("prompt", "output"))
+    return (
+        f"clients were told of {said[0]} + {said[1]} tokens, the ledger has {kept[0]} + {kept[1]} for them; "
+        f"{len(beside)} entries of streams that nobody saw the end of have {anew[0]} + {anew[1]}"
+    )
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=60)
+    parser.add_argument("--requests", type=int, default=60, help="requests of a round")
     parser.add_argument("--longest", type=int, default=200, help="output tokens of the longest request")
-    parser.add_argument("--kills", type=int, default=10, help="disturbances at most")
+    parser.add_argument("--kills", type=int, default=10, help="disturbances")
     parser.add_argument("--gap", type=float, default=2.0, help="mean seconds between two disturbances")
     parser.add_argument("--away", type=float, default=4.0, help="seconds that the store is away")
-    parser.add_argument("--seconds", type=float, default=200.0, help="requests that have not ended by then have failed")
+    parser.add_argument("--seconds", type=float, default=120.0, help="no new round after that")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="noria-tiny-") as folder:
@@ -124,6 +142,7 @@ def main(arguments: list[str] | None = None) -> int:
     print("disturbances: " + (", ".join(f"{name} {n}" for name, n in sorted(trouble.counts.items())) or "none"))
     print(f"{len(answers)} answers, {len(entries)} entries: " + ", ".join(f"{n} {r}" for r, n in reasons.items()))
     print(f"streams cut off {sum(a.cut for a in answers)}, resumed {sum(a.resumed for a in answers)}")
+    print(sums(answers, entries))
     print("\n".join(faults) or "the ledger says what clients were told")
     return 1 if faults else 0
 

@@ -1,16 +1,18 @@
-"""What watching the wheel costs an engine: `python -m bench.wheel`.
+"""What watching the wheel costs an engine: `python -m bench.wheel [--model tiny|ALIAS] [--rows 64]`.
 
-One engine with a tiny model and a full batch; watched and unwatched spells take turns in one run, so that the machine's
+One engine with a full batch; watched and unwatched spells take turns in one run, so that the machine's
 moods hit both alike. Knows no gateway: the watcher is a subscription.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
@@ -34,19 +36,23 @@ asyncio.run(watch())
 """
 """A watcher in a process of its own, as a gateway is."""
 
-ROWS = 64
 SPELLS = 6
 SPELL = 4.0  # seconds
 SETTLE = 1.5  # seconds until an engine knows whether it is watched
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="tiny", help="tiny (random weights), an alias, a folder or a GGUF file")
+    parser.add_argument("--rows", type=int, default=64)
+    given = parser.parse_args()
+    rows, tiny = given.rows, given.model == "tiny"
     with running_store() as store, tempfile.TemporaryDirectory() as folder:
         config = EngineConfig(
-            model=str(make(Path(folder) / "tiny", max_len=16384)),
+            model=str(make(Path(folder) / "tiny", max_len=16384)) if tiny else given.model,
             redis_url=store.url,
-            max_batch_size=ROWS,
-            max_model_len=16384,
+            max_batch_size=rows,
+            max_model_len=16384 if tiny else 2048,
             kv_memory="2GiB",
             threads=1,
         )
@@ -54,14 +60,14 @@ def main() -> None:
         assembly = assemble(planned)
         broker = EngineBroker(store.url, assembly.card.id)
         broker.register(assembly.card, assembly.tokenizer_files)
-        bare = WheelNews(planned.name, broker.engine_id, "paged", ROWS, planned.num_blocks, 16, 0.0, [], [])
+        bare = WheelNews(planned.name, broker.engine_id, "paged", rows, planned.num_blocks, 16, 0.0, [], [])
         wheel = Wheel(WheelChannel(store.url, planned.name), bare)
         engine = Engine(assembly.scheduler, assembly.executor, broker, assembly.card, assembly.grammars, wheel=wheel)
         stop = threading.Event()
-        thread = threading.Thread(target=engine.run, args=(stop,))
+        thread = threading.Thread(target=engine.run, args=(stop,), name="loop")
         thread.start()
         try:
-            asyncio.run(_measure(store.url, assembly.card, engine, wheel))
+            asyncio.run(_measure(store.url, assembly.card, engine, wheel, rows))
         finally:
             stop.set()
             thread.join()
@@ -70,17 +76,20 @@ def main() -> None:
             broker.close()
 
 
-async def _measure(url: str, card: ModelCard, engine: Engine, wheel: Wheel) -> None:
+async def _measure(url: str, card: ModelCard, engine: Engine, wheel: Wheel, rows: int) -> None:
     gateway = GatewayBroker(url)
     await gateway.start()
-    sampling = SamplingParams(max_tokens=16000, temperature=0, ignore_eos=True)
-    for index in range(ROWS):
+    sampling = SamplingParams(max_tokens=card.max_model_len - 100, temperature=0, ignore_eos=True)
+    for index in range(rows):
         prompt = [1 + index % 90, *range(1, 20)]
         await gateway.enqueue(GenerationRequest(f"r{index}", card.id, prompt, sampling, gateway.boot_id), card)
     reading = asyncio.create_task(_drain(gateway))
-    while engine.statistics.record().running < ROWS:
+    while engine.statistics.record().running < rows:
         await asyncio.sleep(0.1)
     rates: dict[bool, list[float]] = {False: [], True: []}
+    costs: dict[bool, list[float]] = {False: [], True: []}  # CPU seconds of the loop for an iteration
+    shown = 0.0  # CPU seconds of the wheel's thread while it was watched
+    loop, turning = (cpu_clock(name) for name in ("loop", "noria-wheel"))
     heard: list[int] = []
     for spell in range(2 * SPELLS + 1):
         watched = bool(spell % 2)
@@ -88,9 +97,12 @@ async def _measure(url: str, card: ModelCard, engine: Engine, wheel: Wheel) -> N
         watching = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE) if watched else None
         await asyncio.sleep(3.0)
         assert wheel.watched is watched
-        before, began = engine.statistics.record().iterations_total, time.perf_counter()
+        before, began, loop_began, turning_began = _iterations(engine), time.perf_counter(), loop(), turning()
         await asyncio.sleep(SPELL)
-        rates[watched].append((engine.statistics.record().iterations_total - before) / (time.perf_counter() - began))
+        number = _iterations(engine) - before
+        rates[watched].append(number / (time.perf_counter() - began))
+        costs[watched].append((loop() - loop_began) / number)
+        shown += (turning() - turning_began) * watched
         if watching is not None:
             watching.terminate()
             heard += map(int, (await watching.communicate())[0].split())
@@ -98,11 +110,32 @@ async def _measure(url: str, card: ModelCard, engine: Engine, wheel: Wheel) -> N
     await asyncio.gather(reading, return_exceptions=True)
     await gateway.close()
     # Contexts grow, so iterations do: each watched spell is held against the two beside it.
-    plain = rates[False]
-    ratios = [(before + after) / 2 / seen for before, seen, after in zip(plain, rates[True], plain[1:], strict=False)]
-    print(f"{ROWS} rows; iterations per second from {plain[0]:.1f} down to {plain[-1]:.1f} as contexts grow")
-    print(f"an iteration watched over one unwatched: {median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})")
+    print(f"{rows} rows; iterations per second from {rates[False][0]:.1f} to {rates[False][-1]:.1f} as contexts grow")
+    for what, ratios in (
+        ("time", [1 / ratio for ratio in _ratios(rates)]),
+        ("CPU time of the loop", _ratios(costs)),
+    ):
+        told = f"{median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
+        print(f"{what} of an iteration, watched over unwatched: {told}")
+    print(f"CPU of the wheel's thread while watched: {shown / (SPELLS * SPELL):.2%} of a core")
     print(f"messages heard: {len(heard)}, median size {median(heard) / 1024:.1f} KiB")
+
+
+def cpu_clock(name: str) -> Callable[[], float]:
+    """CPU seconds that the thread of that name has had: whatever else the machine does."""
+    (thread,) = (t for t in threading.enumerate() if t.name == name)
+    assert thread.ident is not None
+    clock = time.pthread_getcpuclockid(thread.ident)
+    return lambda: time.clock_gettime(clock)
+
+
+def _iterations(engine: Engine) -> int:
+    return engine.statistics.record().iterations_total
+
+
+def _ratios(found: dict[bool, list[float]]) -> list[float]:
+    plain = found[False]
+    return [seen / ((a + b) / 2) for a, seen, b in zip(plain, found[True], plain[1:], strict=False)]
 
 
 async def _drain(gateway: GatewayBroker) -> None:

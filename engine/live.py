@@ -29,7 +29,7 @@ from noria.engine.wire.messages import (
 class LiveRequest:
     """`seq` counts the output tokens already in frames, this engine's and earlier ones'. `pooled` is what the newest
     chunk of a pooled request gave: at its end the vector. A request with a grammar is computed only once it has a
-    `matcher`."""
+    `matcher`. `is_shown`: this engine has made a frame of it."""
 
     claimed: Claimed
     scheduled: Request
@@ -37,6 +37,7 @@ class LiveRequest:
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
     pooled: bytes = b""
     matcher: Matcher | None = None
+    is_shown: bool = False
     spans: RequestSpans | None = None
 
     @staticmethod
@@ -149,7 +150,9 @@ class LiveRequest:
             token_ids=list(progress.new_tokens),
             logprobs=logprobs[: len(progress.new_tokens)] if logprobs and progress.new_tokens else None,
             finish=finish,
-            usage=Usage(request.num_prompt, request.num_output, request.num_cached) if progress.finish else None,
+            usage=Usage(request.num_prompt, request.num_output, request.num_cached)
+            if progress.finish or (request.num_cached and not self.is_shown)
+            else None,
             error=error,
             error_param=grammar.param if grammar is not None and error == NO_TOKEN else None,
             prompt_logprobs=(self.prompt_logprobs or None) if first else None,
@@ -157,4 +160,5 @@ class LiveRequest:
             predicted=request.drafter.take_predicted() if request.drafter is not None else None,
         )
         self.seq += len(progress.new_tokens)
+        self.is_shown = True
         return frame

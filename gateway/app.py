@@ -41,8 +41,10 @@ from noria.gateway.endpoints import (
     organizations,
     pages,
     projects,
+    rate_limits,
     responses,
     scoring,
+    service_accounts,
     stored_completions,
     tokenization,
     uploads,
@@ -89,6 +91,8 @@ _NOUNS = (
     operations,
     organizations,
     projects,
+    rate_limits,
+    service_accounts,
     usage,
 )  # fmt: skip
 

@@ -120,6 +120,8 @@ class ChoiceReader:
         if self.ended or frame.epoch < self._epoch:
             return delta
         self._epoch = frame.epoch
+        if frame.usage is not None:
+            self.cached_tokens = frame.usage.cached_tokens
         if frame.seq > self.num_tokens:
             self.ended = True
             raise EngineFault("Part of the answer was lost on its way.", code="stream_gap")
@@ -195,7 +197,6 @@ class ChoiceReader:
         if frame.usage is not None:
             self.num_tokens = frame.usage.completion_tokens
             self.prompt_tokens = frame.usage.prompt_tokens
-            self.cached_tokens = frame.usage.cached_tokens
         self._emit(self._detokenizer.flush(), delta)
         if delta.finish is None:
             self._show(self._stops.flush(), delta)

@@ -22,6 +22,9 @@ from noria.gateway.schemas.administration import (
     PriceSet,
     ProjectCreate,
     ProjectUpdate,
+    RateLimitUpdate,
+    ServiceAccountCreate,
+    ServiceAccountUpdate,
 )
 from noria.gateway.schemas.anthropic import CountTokensRequest, MessagesRequest
 from noria.gateway.schemas.batches import BatchRequest
@@ -56,6 +59,9 @@ BODIES: Mapping[str, tuple[type[RequestBody], ...]] = {
     "/v1/organization/projects/{project_id}/api_keys": (ApiKeyCreate,),
     "/v1/organization/projects/{project_id}/api_keys/{key_id}": (ApiKeyUpdate,),
     "/v1/organization/projects/{project_id}/api_keys/{key_id}/rotate": (ApiKeyRotate,),
+    "/v1/organization/projects/{project_id}/rate_limits/{rate_limit_id}": (RateLimitUpdate,),
+    "/v1/organization/projects/{project_id}/service_accounts": (ServiceAccountCreate,),
+    "/v1/organization/projects/{project_id}/service_accounts/{account_id}": (ServiceAccountUpdate,),
     "/v1/organizations": (OrganizationCreate,),
     "/v1/responses": (ResponseRequest,),
     "/v1/responses/input_tokens": (InputTokensRequest,),

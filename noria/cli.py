@@ -314,6 +314,8 @@ GROUPS = {
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Entry point of `noria`. A failure is one line on standard error."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if any(not word.startswith("-") for word in arguments):
+        _log_to_stderr()
     usage_error: type[Exception] = typer.BadParameter.__mro__[1]  # the parent of every complaint about arguments
     try:
         result = _app(arguments)(arguments or ["--help"], prog_name="noria", standalone_mode=False)
@@ -390,6 +392,14 @@ def _with_parameters(command: Callable[..., int | None], more: list[inspect.Para
     run.__signature__ = inspect.Signature(fixed + more)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in fixed + more}
     return run
+
+
+def _log_to_stderr() -> None:
+    """Standard output is for what a command was asked for. Those that serve say more about their logs."""
+    import structlog
+
+    if not structlog.is_configured():
+        structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
 
 
 def _read_settings_from(config: Path | None) -> None:

@@ -8,12 +8,10 @@ from __future__ import annotations
 import asyncio
 import getpass
 import json
-import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-import structlog
 import typer
 from pydantic import BaseModel
 
@@ -70,9 +68,6 @@ def run(work: Callable[[Administration], Coroutine[Any, Any, T]], redis_url: str
 
 
 def guarded(work: Callable[[], T]) -> T:
-    """What `work` returns; standard output stays for what was asked, whatever is logged. Raises CannotShow."""
-    if not structlog.is_configured():
-        structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
     try:
         return work()
     except BrokerUnavailable as error:

@@ -125,7 +125,8 @@ class TokenFrame(msgspec.Struct, frozen=True, array_like=True):
     """What one iteration gave one request.
 
     `seq` is the number of output tokens before this frame; with `epoch` (one more at every claim) it lets the gateway
-    drop what it has seen. `finish` is set exactly once, on the last frame. `prompt_logprobs` comes with the first
+    drop what it has seen. `finish` is set exactly once, on the last frame; `usage` comes with it, and with an engine's
+    first frame where part of the prompt was cached. `prompt_logprobs` comes with the first
     frame of a request that asked for it: one entry per prompt token, None for the first token. `error_param` names the
     field of the client's request that is at fault, where the error is the client's. `embedding` is a pooled request's
     vector, little-endian float32. `predicted`: how many tokens of the request's prediction were tried for this frame,

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from noria.gateway.schemas.strict import RequestBody
 from noria.gateway.tenancy.records import (
     AdminKey,
+    Amount,
     ApiKey,
     Budgets,
     Endpoints,
@@ -25,6 +26,7 @@ from noria.gateway.tenancy.records import (
     Organization,
     Price,
     Project,
+    Rates,
     Stored,
     Tiers,
 )
@@ -111,6 +113,41 @@ class PriceSet(RequestBody, Price):
     """US dollars per million tokens."""
 
 
+class ServiceAccountCreate(RequestBody):
+    refused: ClassVar = {"create_service_account_only": "is not served: a service account here has a key"}
+
+    name: Name
+    expires_in_seconds: Annotated[int, Field(ge=1, le=10**10)] | None = None
+
+
+class ServiceAccountUpdate(RequestBody):
+    refused: ClassVar = {"role": "is not served: what its key may do is told by the key's own fields"}
+
+    name: Name | None = None
+
+
+class RateLimitUpdate(RequestBody):
+    """Limits of one model."""
+
+    refused: ClassVar = dict.fromkeys(
+        ("batch_1_day_max_input_tokens", "max_audio_megabytes_per_1_minute", "max_images_per_1_minute"),
+        "is not served: nothing of the kind is counted",
+    )
+
+    max_requests_per_1_minute: Amount | None = None
+    max_tokens_per_1_minute: Amount | None = None
+    max_requests_per_1_day: Amount | None = None
+
+
+_RATES = {
+    "max_requests_per_1_minute": "requests_per_minute",
+    "max_tokens_per_1_minute": "tokens_per_minute",
+    "max_requests_per_1_day": "requests_per_day",
+}
+RATE_LIMIT = "rl-"
+"""How ids of rate limits begin; the rest is the model's."""
+
+_ACCOUNT, _KEY = "svc_acct_", "key_"
 _ALL_WHEN_EMPTY = ("models", "endpoints", "service_tiers")
 
 
@@ -142,10 +179,51 @@ def shown_key(record: ApiKey, last_used: int | None = None) -> dict[str, Any]:
         **_fields(record, "former", "project"),
         "redacted_value": record.redacted,
         "project_id": record.project,
+        "owner": {"type": "service_account", "service_account": shown_account(record)},
+        "owner_project_access": "active",
         "status": "expired" if record.is_expired(now) else "active",
         "last_used_at": last_used,
         "grace_until": int(former.until) if former is not None and now < former.until else None,
     }
+
+
+def shown_account(key: ApiKey) -> dict[str, Any]:
+    """The service account that holds a project's key."""
+    return {
+        "object": "organization.project.service_account",
+        "id": _ACCOUNT + key.id.removeprefix(_KEY),
+        "name": key.name,
+        "role": "member",
+        "created_at": key.created_at,
+    }
+
+
+def shown_account_key(key: ApiKey, value: str) -> dict[str, Any]:
+    return {
+        "object": "organization.project.service_account.api_key",
+        "id": key.id,
+        "name": key.name,
+        "created_at": key.created_at,
+        "expires_at": key.expires_at,
+        "value": value,
+    }
+
+
+def key_of_account(account_id: str) -> str | None:
+    """The id of its key; None: no service account has such an id."""
+    return _KEY + account_id.removeprefix(_ACCOUNT) if account_id.startswith(_ACCOUNT) else None
+
+
+def rates_of(body: RateLimitUpdate) -> dict[str, int]:
+    """The limits that a client named, as the records have them."""
+    return {_RATES[name]: getattr(body, name) for name in body.model_fields_set}
+
+
+def shown_rate_limit(project: Project, model: str) -> dict[str, Any]:
+    """Null: no limit."""
+    rates = project.limits.models.get(model, Rates())
+    shown = {name: getattr(rates, field) for name, field in _RATES.items()}
+    return {"object": "project.rate_limit", "id": RATE_LIMIT + model, "model": model, **shown}
 
 
 def shown_admin_key(record: AdminKey) -> dict[str, Any]:

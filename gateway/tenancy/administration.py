@@ -6,7 +6,7 @@ Knows the records and what follows from what; not who asks, and no HTTP.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from noria.gateway.errors import NotFound, WrongState
@@ -14,6 +14,7 @@ from noria.gateway.tenancy.credentials import Secret, new_secret
 from noria.gateway.tenancy.directory import Actor, Change, Directory, Snapshot
 from noria.gateway.tenancy.names import DEFAULT_ORGANIZATION
 from noria.gateway.tenancy.records import (
+    MAX_LIMITED_MODELS,
     AdminKey,
     ApiKey,
     FormerSecret,
@@ -21,6 +22,7 @@ from noria.gateway.tenancy.records import (
     Organization,
     Price,
     Project,
+    Rates,
     Stored,
     new_id,
 )
@@ -106,6 +108,20 @@ class Administration:
             actor, organization_id, Project, f"project/{project_id}", {"archived_at": _now()}, project_id,
             event="project.archived",
         )  # fmt: skip
+
+    async def limit_model(
+        self, actor: Actor, organization_id: str, project_id: str, model: str, rates: Mapping[str, int]
+    ) -> Project:
+        """These limits of a project for requests of one model; the others stay."""
+
+        def changed(project: Project) -> Mapping[str, Any]:
+            known = project.limits.models
+            of_model = known.get(model, Rates()).model_copy(update=dict(rates))
+            if model not in known and len(known) >= MAX_LIMITED_MODELS:
+                raise Refused(f"A project limits {MAX_LIMITED_MODELS} models at most.")
+            return {"limits": project.limits.model_copy(update={"models": {**known, model: of_model}})}
+
+        return await self._update(actor, organization_id, Project, f"project/{project_id}", changed, project_id)
 
     # --- keys ---------------------------------------------------------------------------------------------------------
 
@@ -226,7 +242,7 @@ class Administration:
         organization_id: str,
         kind: type[R],
         name: str,
-        given: Mapping[str, Any],
+        given: Mapping[str, Any] | Callable[[R], Mapping[str, Any]],
         project: str | None = None,
         *,
         event: str = "",
@@ -236,7 +252,8 @@ class Administration:
         def step(now: Snapshot) -> Change | None:
             record = _required(now, kind, name)
             _open(record)
-            changed[:] = [record.model_copy(update=dict(given))]
+            fields = given(record) if callable(given) else given
+            changed[:] = [record.model_copy(update=dict(fields))]
             if changed[0] == record:
                 return None
             return Change(event or f"{_EVENTS[kind]}.updated", {name: changed[0]}, project)

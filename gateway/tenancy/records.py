@@ -29,6 +29,9 @@ Tiers: TypeAlias = Annotated[tuple[Tier, ...], Field(strict=False)]
 Endpoints: TypeAlias = Annotated[tuple[Endpoint, ...], Field(strict=False)]
 
 
+MAX_LIMITED_MODELS = 128
+
+
 class Rates(Strict):
     """How much at most; what is absent has no limit. Tokens are prompt and output together, unless said."""
 
@@ -48,7 +51,7 @@ class Rates(Strict):
 class Limits(Rates):
     """`models` are limits that hold beside the others, for requests of one model."""
 
-    models: Annotated[dict[str, Rates], at_most(128)] = Field(default_factory=dict)
+    models: Annotated[dict[str, Rates], at_most(MAX_LIMITED_MODELS)] = Field(default_factory=dict)
 
 
 class Budget(Strict):

@@ -155,6 +155,7 @@ class Client:
         self.broker = broker
         self._frames = broker.frames()
         self.tokens: dict[str, list[int]] = {}
+        self.first: dict[str, TokenFrame] = {}
         self.last: dict[str, TokenFrame] = {}
 
     async def send(self, request_id: str, prompt: list[int], **fields: object) -> None:
@@ -169,6 +170,7 @@ class Client:
                 assert frame.seq <= len(known), "a gap"
                 known += frame.token_ids[len(known) - frame.seq :]
                 assert frame.request_id not in self.last, "two ends"
+                self.first.setdefault(frame.request_id, frame)
                 if frame.finish is not None:
                     self.last[frame.request_id] = frame
 

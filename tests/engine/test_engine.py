@@ -7,6 +7,7 @@ from array import array
 
 import pytest
 
+from noria.engine.wire.messages import Usage
 from tests.engine.small_engine import BAD, BROKEN_LOGITS, EOS, Client, RunningEngine
 
 
@@ -121,6 +122,15 @@ async def test_a_vector_comes_with_the_end_beside_running_streams(
     assert cached == ([0, 0] if kind == "mean" else [0, 144])
     assert client.tokens["one"] == [] and client.last["one"].usage.prompt_tokens == 150  # type: ignore[union-attr]
     engine.scheduler.check()
+
+
+async def test_the_first_frame_tells_what_was_cached(client: Client, engine: RunningEngine) -> None:
+    """Whoever stops reading before the end has to know it, too."""
+    for name in ("one", "two"):
+        await client.send(name, [7] * 150, sampling={"max_tokens": 3})
+        assert await client.ends(name) == ["length"]
+    assert client.first["one"].usage is None
+    assert client.first["two"].usage == Usage(150, 1, 144) and client.last["two"].usage == Usage(150, 3, 144)
 
 
 async def test_a_vector_that_cannot_be_computed_is_an_error(client: Client, engine: RunningEngine) -> None:

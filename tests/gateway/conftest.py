@@ -109,6 +109,7 @@ class ScriptedEngine(threading.Thread):
         self.predicted: tuple[int, int] | None = None  # guesses of a prediction, right and wrong, with every token
         self.logprob: Callable[[GenerationRequest], float] = lambda _: -0.25  # of every token
         self.pace = 0.0
+        self.cached = 0  # tokens of every prompt that were in the prefix cache
         self.fail_with: str | None = None
         self.draining = False
         self.fail_param: str | None = None  # the client's field that the failure is blamed on
@@ -162,7 +163,7 @@ class ScriptedEngine(threading.Thread):
             self.cancelled.append(request_id)
             if (found := self.running.pop(request_id, None)) is not None:
                 claimed, _, done = found
-                usage = Usage(len(claimed.request.prompt), done)
+                usage = Usage(len(claimed.request.prompt), done, self.cached)
                 end = TokenFrame(request_id, claimed.epoch, done, [], finish=FinishReason.CANCELLED, usage=usage)
                 ends.setdefault(claimed.request.gateway, []).append(end)
         if ends:
@@ -200,7 +201,8 @@ class ScriptedEngine(threading.Thread):
         prompt = None
         if done == 0 and sampling.prompt_logprobs is not None:
             prompt = [None, *(self._score(request, i, sampling.prompt_logprobs) for i in request.prompt[1:])]
-        usage = Usage(len(request.prompt), done + len(ids)) if finish else None
+        is_told = finish is not None or (self.cached and done == 0)
+        usage = Usage(len(request.prompt), done + len(ids), self.cached) if is_told else None
         predicted = None if request.prediction is None else self.predicted
         return TokenFrame(
             request.id,
@@ -307,6 +309,7 @@ def engine(shared_engine: ScriptedEngine) -> Iterator[ScriptedEngine]:
     shared_engine.cancelled.clear()
     yield shared_engine
     shared_engine.answer, shared_engine.answer_ids = answer, None
+    shared_engine.cached = 0
     shared_engine.pace, shared_engine.fail_with, shared_engine.fail_param = 0.0, None, None
     shared_engine.logprob = lambda _: -0.25
     eventually(lambda: not shared_engine.running)

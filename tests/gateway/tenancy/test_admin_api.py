@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+
+import openai
 import pytest
 
 from tests.gateway.tenancy.conftest import Tenants
@@ -116,6 +119,41 @@ def test_prices_are_set_and_taken_away_and_each_time_written_down(tenants: Tenan
     ]  # fmt: skip
     assert entries[0]["before"]["price"] == entries[1]["after"]["price"] and entries[0]["after"] is None
     assert entries[1]["after"]["price"]["output"] == 2 and entries[1]["before"] is None
+
+
+def test_openai_s_admin_client_finds_service_accounts_and_rate_limits(tenants: Tenants):
+    sdk = openai.OpenAI(base_url=f"{tenants.gateway.url}/v1", admin_api_key=tenants.admin_key, api_key="none")
+    projects, project = sdk.admin.organization.projects, tenants.project()
+    made = projects.service_accounts.create(project, name="of a tool")
+    assert made.api_key is not None and made.object == "organization.project.service_account"
+    assert tenants.chat(made.api_key.value).status_code == 200
+    (listed,) = projects.service_accounts.list(project)
+    assert (listed.id, listed.name, listed.role) == (made.id, "of a tool", "member")
+    (key,) = projects.api_keys.list(project)
+    assert key.owner.type == "service_account" and key.owner.service_account.id == made.id
+    renamed = projects.service_accounts.update(made.id, project_id=project, name="renamed")
+    assert renamed.name == "renamed" == projects.api_keys.retrieve(made.api_key.id, project_id=project).name
+
+    limits = {limit.model: limit for limit in projects.rate_limits.list_rate_limits(project)}
+    assert limits["tiny"].id == "rl-tiny" and limits["tiny"].max_requests_per_1_minute is None
+    update = projects.rate_limits.update_rate_limit
+    update("rl-tiny", project_id=project, max_tokens_per_1_minute=900)
+    changed = update("rl-tiny", project_id=project, max_requests_per_1_minute=7)
+    assert (changed.max_requests_per_1_minute, changed.max_tokens_per_1_minute) == (7, 900)
+    found = tenants.admin.get(f"/v1/organization/projects/{project}").json()["limits"]
+    assert found == {"models": {"tiny": {"requests_per_minute": 7, "tokens_per_minute": 900}}}
+    time.sleep(0.6)  # a key without limits is known for half a second
+    assert tenants.chat(made.api_key.value).headers["x-ratelimit-limit-requests"] == "7"
+    with pytest.raises(openai.BadRequestError, match="max_images_per_1_minute"):
+        update("rl-tiny", project_id=project, max_images_per_1_minute=1)
+    with pytest.raises(openai.NotFoundError):
+        update("rl-other", project_id=project, max_requests_per_1_minute=1)
+
+    assert projects.service_accounts.delete(made.id, project_id=project).deleted
+    with pytest.raises(openai.NotFoundError):
+        projects.service_accounts.retrieve(made.id, project_id=project)
+    with pytest.raises(openai.NotFoundError):
+        projects.service_accounts.retrieve("user_1", project_id=project)
 
 
 def test_without_a_pepper_there_is_no_admin_api(gateway, client):

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.gateway.conftest import NUM_PLACES, eventually
+from tests.gateway.conftest import NUM_PLACES, ScriptedEngine, eventually
 from tests.gateway.tenancy.books import Store
 from tests.gateway.tenancy.conftest import CHAT, Tenants, ask
 
@@ -61,7 +61,7 @@ def test_the_sum_of_the_ledger_is_what_clients_were_told(tenants: Tenants, books
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_stop_string_counts_what_was_read(tenants: Tenants, books, engine, stream):
     project, _, key = tenants.key()
-    engine.answer, engine.pace = "abcXdefghijklmnopqrstuvwxyz" * 3, 0.02
+    engine.answer, engine.pace, engine.cached = "abcXdefghijklmnopqrstuvwxyz" * 3, 0.02, 8
     fields = {"stop": "X", "max_tokens": 90, "stream": stream}
     if stream:
         fields["stream_options"] = {"include_usage": True}
@@ -73,7 +73,31 @@ def test_a_stop_string_counts_what_was_read(tenants: Tenants, books, engine, str
         told = answer.json()["usage"]
     eventually(lambda: books.ledger(project))
     (entry,) = books.ledger(project)
-    assert (int(entry["output"]), entry["reason"]) == (told["completion_tokens"], "stop")
+    assert (int(entry["output"]), entry["reason"]) == (told["completion_tokens"], "stop") == (4, "stop")
+    assert int(entry["cached"]) == told["prompt_tokens_details"]["cached_tokens"] == 8
+
+
+def test_a_tool_call_counts_what_the_model_wrote(tenants: Tenants, books, store_url):
+    """The tokens of the markup too, which the client never sees as text."""
+    project, _, key = tenants.key()
+    engine = ScriptedEngine(store_url, model_id="roomy", card={"max_model_len": 4096, "kv_tokens": 8192})
+    engine.answer, engine.cached = '<tool_call>\n{"name": "look", "arguments": {"at": "it"}}\n</tool_call>', 16
+    engine.start()
+    try:
+        assert engine.registered.wait(10)
+        look = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+        with tenants.client(key) as client:
+            eventually(lambda: client.get("/v1/models/roomy").status_code == 200)
+        answer = tenants.chat(key, model="roomy", max_tokens=200, tools=[look]).json()
+        assert answer["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "look", answer
+        eventually(lambda: books.ledger(project))
+    finally:
+        engine.stop()
+    (entry,) = books.ledger(project)
+    told, written = answer["usage"], len(engine.tokenizer.encode(engine.answer)) + 1  # and the end of the turn
+    assert int(entry["output"]) == told["completion_tokens"] == written
+    assert int(entry["prompt"]) == told["prompt_tokens"] == len(engine.seen[-1].request.prompt)
+    assert int(entry["cached"]) == told["prompt_tokens_details"]["cached_tokens"] == 16
 
 
 def test_what_never_ran_has_used_nothing(tenants: Tenants, books, engine):
