@@ -151,9 +151,12 @@ def error_of(prepared: Prepared, most_rows: int = 2) -> float:
 
 
 def milliseconds(run: Callable[[int], object], rounds: int = 30) -> float:
-    """Median time on the device of one call, after some that are not counted."""
+    """Median time on the device of one call, after some that are not counted. The device is kept busy until all calls
+    are queued: else short ones would be measured by how fast Python launches them."""
     for index in range(5):
         run(index)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(50_000_000)  # cycles
     events = [torch.cuda.Event(enable_timing=True) for _ in range(rounds + 1)]
     events[0].record()
     for index, event in enumerate(events[1:]):
