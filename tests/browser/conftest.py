@@ -105,9 +105,9 @@ def serious(page: Page) -> list[str]:
     """What axe-core finds seriously wrong with the page as it stands, in its light and its dark dress. Only colours are
     others in the dark."""
     found = []
-    for scheme, rules in (("light", None), ("dark", {"runOnly": ["color-contrast"]})):
+    for scheme, rules in (("light", {}), ("dark", {"runOnly": ["color-contrast"]})):
         page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
-        for violation in Axe().run(page, options=rules).response["violations"]:
+        for violation in Axe().run(page, options={"resultTypes": ["violations"], **rules}).response["violations"]:
             if violation["impact"] in ("serious", "critical"):
                 nodes = [node["html"][:200] for node in violation["nodes"][:3]]
                 found.append(f"{scheme}: {violation['id']}: {violation['help']}: {nodes}")
