@@ -45,6 +45,13 @@ class Part:
         self.stopped = False
 
     @property
+    def pid(self) -> int:
+        """Of the life that runs. Raises RuntimeError before the first."""
+        if self._process is None:
+            raise RuntimeError(f"{self.name} was not started")
+        return self._process.pid
+
+    @property
     def alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
