@@ -5,6 +5,7 @@ Knows no route.
 
 from __future__ import annotations
 
+import gc
 import signal
 import socket
 import ssl
@@ -111,6 +112,8 @@ def run(settings: GatewaySettings, read_again: Callable[[], GatewaySettings] = G
     # Before and after uvicorn's own time, too, a signal is a wish to end and not a death.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, server.handle_exit)
+    gc.collect()
+    gc.freeze()  # what is there now stays: no collection looks at it again
     with listener:
         server.run(sockets=[listener])
     return 0

@@ -214,6 +214,39 @@ async def test_one_life_of_an_engine_counts_one_death(server, gateway, make_engi
     assert not server.client.exists("noria:{demo/model}:dead")
 
 
+async def test_an_engine_tries_one_suspect_at_a_time(gateway, make_engine, make_request, step, row, card, lapse):
+    for request_id in ("r1", "r2", "r3"):
+        await gateway.enqueue(make_request(request_id), card)
+    first, second = make_engine(), make_engine()
+    assert len(step(first, max_requests=3).claimed) == 3
+    lapse(first)
+    assert await gateway.reap(MODEL) == 3
+    (tried,) = step(second, max_requests=3).claimed
+    assert step(second, max_requests=3).claimed == []  # it has not survived a token yet
+    step(second, row(tried, 0, [1]))
+    (other,) = step(second, max_requests=3).claimed
+    assert (tried.request.id, other.request.id) == ("r1", "r2")
+    (last,) = step(second, row(other, 0, [], FinishReason.STOP), max_requests=3).claimed  # its end will do as well
+    assert last.request.id == "r3"
+
+
+async def test_a_long_run_loses_nothing_with_its_engine(server, gateway, make_engine, make_request, step, row, card):
+    """The journal is cut back now and then, while requests are folded into their progress by turns."""
+    length, ids = 70, [f"r{i:02}" for i in range(40)]
+    for request_id in ids:
+        await gateway.enqueue(make_request(request_id, max_tokens=1000), card)
+    first, second = make_engine(), make_engine()
+    claimed = step(first, max_requests=len(ids)).claimed
+    for place in range(length):
+        step(first, *(row(each, place, [place]) for each in claimed))
+    assert server.client.llen("noria:{demo/model}:journal:" + first.engine_id) < length
+    first.close()
+    resumed = step(second, max_requests=len(ids)).claimed
+    assert [each.request.id for each in resumed] == ids
+    for each in resumed:
+        assert [token for frame in each.delivered for token in frame.token_ids] == list(range(length))
+
+
 async def test_nobody_passes_a_suspect_that_has_waited_for_too_long(
     server, gateway, make_engine, make_request, step, row, card, lapse
 ):

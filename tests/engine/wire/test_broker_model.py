@@ -171,7 +171,9 @@ class BrokerMachine(RuleBasedStateMachine):
             self.dead_gateways.add(broker.boot_id)
             self.gateways[gateway] = self.new_gateway()
         elif self.requests:
-            request_id = data.draw(st.sampled_from(list(self.requests)))
+            everything = list(self.requests)
+            alive = list(self.pool.requests) or everything
+            request_id = data.draw(st.sampled_from(alive) | st.sampled_from(everything))
             if what == "cancel":
                 self.runner.run(broker.cancel(MODEL, request_id, *left))
             elif what == "repeat" and request_id in self.pool.requests:
