@@ -1,7 +1,7 @@
 """The ledger under fire: gateways, engines and the store are killed and stopped under the streams of a limited key;
 then every entry is compared with what its client was told.
 
-    python -m bench.ledger --requests 60 --kills 10
+    python -m bench.ledger --requests 60 --disturbances 10
 
 Passes where each answer has exactly one entry with its client's tokens, no request has two, and nothing is reserved.
 """
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import redis
 
-from bench.chaos import Answer, Client, Trouble, make_specs, run_all
+from bench.chaos import Answer, Client, Trouble, make_specs, repeated, run_all
 from bench.cluster import Cluster, wait_until
 from bench.tiny_model import make
 from noria.gateway.tenancy.bootstrap import DEFAULT_PROJECT, bootstrap, opened
@@ -39,16 +39,17 @@ async def make_key(url: str) -> str:
 
 
 async def under_fire(cluster: Cluster, options: argparse.Namespace) -> tuple[list[Answer], Trouble]:
-    """Requests round after round, until there were as many disturbances as asked for or the time is over."""
-    key, answers = await make_key(cluster.store_url), []
+    """The requests over and over, until there were as many disturbances as asked for or the time is over."""
+    key = await make_key(cluster.store_url)
     until = time.monotonic() + options.seconds
     client = Client(cluster, "ledger", until + options.seconds, key)
-    trouble = Trouble(cluster, options.seed, (options.gap / 2, options.gap * 1.5), options.kills, options.away)
+    trouble = Trouble(cluster, options.seed, options.disturbances, options.gap, options.away)
     troubling = asyncio.create_task(trouble.run())
+    specs = make_specs(options.requests, options.seed, options.longest)
     try:
-        while not troubling.done() and time.monotonic() < until:
-            specs = make_specs(options.requests, options.seed + len(answers), options.longest)
-            answers += await run_all(client, specs)
+        answers = await run_all(client, repeated(specs, lambda: troubling.done() or time.monotonic() > until))
+        if troubling.done():
+            troubling.result()
         return answers, trouble
     finally:
         troubling.cancel()
@@ -117,12 +118,12 @@ def sums(answers: list[Answer], entries: list[dict[str, str]]) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=60, help="requests of a round")
+    parser.add_argument("--requests", type=int, default=60, help="requests, over and over")
     parser.add_argument("--longest", type=int, default=200, help="output tokens of the longest request")
-    parser.add_argument("--kills", type=int, default=10, help="disturbances")
+    parser.add_argument("--disturbances", type=int, default=10, help="disturbances")
     parser.add_argument("--gap", type=float, default=2.0, help="mean seconds between two disturbances")
     parser.add_argument("--away", type=float, default=4.0, help="seconds that the store is away")
-    parser.add_argument("--seconds", type=float, default=120.0, help="no new round after that")
+    parser.add_argument("--seconds", type=float, default=120.0, help="nothing new after that")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="noria-tiny-") as folder:

@@ -19,7 +19,7 @@ from noria.engine.execution.executor import LocalExecutor
 from noria.engine.execution.model_runner import ModelRunner
 from noria.engine.execution.step import RowInput, StepInput
 from noria.engine.grammar.grammars import Grammars
-from noria.engine.memory import kv_bytes
+from noria.engine.memory import Room, kv_bytes
 from noria.engine.models.load import inspect, load, stored_bytes
 from noria.engine.models.pooling import PoolingKind, trained_pooling
 from noria.engine.models.source import ModelSource, resolve
@@ -35,10 +35,11 @@ from noria.kernels.pools import kv_bytes_per_block
 
 log = structlog.get_logger("noria.engine")
 
-_KV_DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
-_KV_DTYPE_OF = {"native": "fp16", "torch": "fp32"}  # plain torch would widen all it reads at every step
+_KV_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+# Plain torch would widen all it reads at every step.
+_KV_DTYPE_OF = {"triton": "bf16", "native": "fp16", "torch": "fp32"}
 
-_CHUNK_TOKENS_OF = {"native": 12, "torch": 32}
+_CHUNK_TOKENS_OF = {"triton": 512, "native": 12, "torch": 32}
 """Of prompts, beside running streams, where the operator does not say: as many as make an iteration of eight streams
 about twice as long (docs/performance.md). A CPU has no reason to read more at once: chunks are read as fast."""
 
@@ -87,16 +88,18 @@ def plan(config: EngineConfig) -> Plan:
     if config.max_model_len > spec.max_len:
         raise ValueError(f"--max-model-len {config.max_model_len} is more than the model's {spec.max_len}")
     max_model_len = config.max_model_len or spec.max_len
-    sizes = Sizes(spec.hidden_size, spec.head_dim, spec.ffn_size, config.block_size)
+    group = spec.num_heads // spec.num_kv_heads
+    sizes = Sizes(spec.hidden_size, spec.head_dim, spec.ffn_size, config.block_size, group)
     threads = config.threads or os.cpu_count() or 1
-    ops = choose(config.kernels, sizes, threads, lambda why: log.warning("plain torch computes", reason=why))
+    ops = choose(config.kernels, sizes, threads, lambda why: log.warning("slower kernels compute", reason=why))
     kv_dtype = _KV_DTYPES[_KV_DTYPE_OF[ops.name] if config.kv_dtype == "auto" else config.kv_dtype]
     block_bytes = kv_bytes_per_block(spec.num_layers, config.block_size, spec.num_kv_heads, spec.head_dim, kv_dtype)
     pool = kv_bytes(
         config.kv_memory,
-        weight_bytes=spec.weight_bytes if ops.name == "torch" else stored_bytes(source),
+        weight_bytes=_weight_bytes(spec, source, ops),
         wanted=-(-max_model_len // config.block_size) * config.max_batch_size * block_bytes,
         least=block_bytes,
+        room=_gpu_room(ops.device) if ops.device.type == "cuda" else None,
     )
     num_blocks = pool // block_bytes
     # What the pool cannot hold can never run: the context that clients are told is the one they can use.
@@ -120,6 +123,19 @@ def plan(config: EngineConfig) -> Plan:
     )
 
 
+def _weight_bytes(spec: ModelSpec, source: ModelSource, ops: Ops) -> int:
+    """What the weights take once they are laid out."""
+    if ops.name == "triton":
+        return spec.weight_bytes // 2  # bfloat16
+    return spec.weight_bytes if ops.name == "torch" else stored_bytes(source)
+
+
+def _gpu_room(device: torch.device) -> Room:
+    """A GPU has nothing better to do with its memory; a tenth is for activations and torch itself."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return Room(free, share=0.9, limit=free)
+
+
 def open_trace(plan: Plan) -> IterationLog | None:
     """The iteration log, if one is wanted. Raises ValueError where it cannot be written."""
     config = plan.config
@@ -138,6 +154,18 @@ def open_trace(plan: Plan) -> IterationLog | None:
     return IterationLog(Path(config.trace_iterations).expanduser(), start)
 
 
+def _warm_up(runner: ModelRunner, plan: Plan) -> None:
+    """The first call pays for lazy set-up, and on a GPU for the compiling of kernels: no client's. There, a prompt, a
+    short decode row and one of several splits are all the variants there are."""
+    steps = [StepInput([RowInput([0], 0, [0], None)], 0)]
+    if plan.ops.name == "triton":
+        for computed in (1, min(1024, plan.max_model_len - 1)):
+            blocks = [0] * (computed // plan.config.block_size + 1)
+            steps.append(StepInput([RowInput([0], computed, blocks, None)], 1))
+    for step in steps:
+        runner.execute(step)
+
+
 def assemble(plan: Plan, progress: Callable[[int, int], None] | None = None) -> Assembly:
     """Load the weights and build everything around them. `progress` gets bytes done and bytes in all."""
     config, spec = plan.config, plan.spec
@@ -152,7 +180,7 @@ def assemble(plan: Plan, progress: Callable[[int, int], None] | None = None) -> 
         plan.kv_dtype,
     )
     runner = ModelRunner(loaded.model, pools, config.block_size)
-    runner.execute(StepInput([RowInput([0], 0, [0], None)], 0))  # the first call pays for lazy set-up: no client's
+    _warm_up(runner, plan)
     executor = LocalExecutor(runner.execute)
     policy = POLICIES[config.policy]
     scheduler = Scheduler(

@@ -16,7 +16,7 @@ from noria.engine.wire.settings import Settings, with_credentials
 DEMO_MODEL = "smollm2-135m-instruct"
 
 
-Kernels = Literal["auto", "native", "torch"]
+Kernels = Literal["auto", "triton", "native", "torch"]
 
 
 class EngineConfig(Settings):
@@ -57,10 +57,12 @@ class EngineConfig(Settings):
         "auto", description="Bytes for the KV cache, e.g. 512MiB; auto: a quarter of what is free, 2GiB at most"
     )
     kv_dtype: Literal["auto", "fp32", "fp16"] = Field(
-        "auto", description="Precision of the KV cache; auto: fp16, which holds twice the tokens, beside the C kernels"
+        "auto",
+        description="Precision of the KV cache; auto: fp16 beside the C kernels, bf16 on a GPU, fp32 beside torch",
     )
     kernels: Kernels = Field(
-        "auto", description="What computes: the C library (native), plain torch, or the first that runs here"
+        "auto",
+        description="What computes: Triton on a GPU, the C library (native), plain torch, or the first that runs here",
     )
     block_size: int = Field(16, ge=1, le=256, description="Tokens in one KV block")
     prefix_cache: bool = Field(True, description="Reuse the KV blocks of equal prompt prefixes of one tenant")

@@ -6,6 +6,7 @@ Knows the machine; not models or blocks.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 # When the operator gives no size: a share of what is free once the weights are in, up to a limit, since the pool is
@@ -14,6 +15,15 @@ KV_SHARE = 0.25
 KV_LIMIT = 2 * 2**30
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 _CGROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Where a KV cache is put, and what it takes there where the operator gives no size."""
+
+    free: int
+    share: float = KV_SHARE
+    limit: int = KV_LIMIT
 
 
 class MemoryTooSmall(Exception):
@@ -48,26 +58,27 @@ def available() -> int:
     return max(free, 0)
 
 
-def kv_bytes(setting: str, *, weight_bytes: int, wanted: int, least: int) -> int:
-    """Bytes for the KV cache under `setting` ("auto" or a size).
+def kv_bytes(setting: str, *, weight_bytes: int, wanted: int, least: int, room: Room | None = None) -> int:
+    """Bytes for the KV cache under `setting` ("auto" or a size), in `room` or the system's memory.
 
     `wanted` is what a full batch of longest requests would use, `least` the smallest pool worth starting with. Raises
     MemoryTooSmall, with the numbers, before anything is loaded.
     """
-    free = available() - weight_bytes
+    room = room or Room(available())
+    free = room.free - weight_bytes
     if free < least:
         raise MemoryTooSmall(
             f"too little memory: the weights take {show_size(weight_bytes)}, the smallest KV cache "
-            f"{show_size(least)}, and {show_size(available())} are free"
+            f"{show_size(least)}, and {show_size(room.free)} are free"
         )
     if setting.strip().lower() == "auto":
-        return max(least, min(wanted, KV_LIMIT, int(free * KV_SHARE)))
+        return max(least, min(wanted, room.limit, int(free * room.share)))
     size = parse_size(setting)
     if size < least:
         raise MemoryTooSmall(f"--kv-memory {setting} is too small: one block takes {show_size(least)}")
     if size > free:
         raise MemoryTooSmall(
             f"too little memory: --kv-memory {setting} and {show_size(weight_bytes)} of weights, and "
-            f"{show_size(available())} are free"
+            f"{show_size(room.free)} are free"
         )
     return size

@@ -1,5 +1,5 @@
-"""Chooses what computes on this machine: plain torch (`torch_ops.py`) runs everywhere, the C library
-(`cpu/native_ops.py`) on CPUs with AVX2.
+"""Chooses what computes on this machine: Triton (`triton_ops.py`) on a GPU, the C library (`cpu/native_ops.py`) on CPUs
+with AVX2, plain torch (`torch_ops.py`) everywhere.
 
 Knows no requests or models.
 """
@@ -9,36 +9,67 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
+
 from noria.kernels.cpu import library, native_ops
+from noria.kernels.cpu.library import Unavailable
 from noria.kernels.cpu.native_ops import NativeOps
 from noria.kernels.ops import Ops
 from noria.kernels.torch_ops import TorchOps
 
-KINDS = ("auto", "native", "torch")
+KINDS = ("auto", "triton", "native", "torch")
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What a backend must be able to hold: see `native_ops.check_sizes`."""
+    """What a backend must be able to hold: see `native_ops.check_sizes` and `TritonOps.check_heads`."""
 
     hidden_size: int
     head_dim: int
     ffn_size: int
     block_size: int
+    group: int = 1  # query heads to a KV head
 
 
 def choose(kind: str, sizes: Sizes, threads: int, note: Callable[[str], None] | None = None) -> Ops:
-    """The backend named by `kind`; "auto" is the C library where it can be had and serves such sizes, else torch, and
-    `note` is told why. Raises ValueError where "native" cannot be had."""
+    """The backend named by `kind`; "auto" is the first that can be had and serves such sizes: Triton where there is a
+    GPU, the C library, torch. `note` is told why one was passed over that should have been there. Raises ValueError
+    where one that was named cannot be had."""
     if kind not in KINDS:
         raise ValueError(f"kernels {kind!r} are not known: {', '.join(KINDS)}")
+    if kind == "triton" or (kind == "auto" and torch.cuda.is_available()):
+        try:
+            return _triton(sizes)
+        except Unavailable as error:
+            _pass_over("triton", kind, error, note)
     if kind != "torch":
         try:
             native_ops.check_sizes(sizes.hidden_size, sizes.head_dim, sizes.ffn_size, sizes.block_size)
             return NativeOps(library.load(), threads)
-        except library.Unavailable as error:
-            if kind == "native":
-                raise ValueError(f"native kernels cannot be had: {error}") from error
-            if note is not None:
-                note(str(error))
+        except Unavailable as error:
+            _pass_over("native", kind, error, note)
     return TorchOps()
+
+
+def _pass_over(name: str, kind: str, error: Unavailable, note: Callable[[str], None] | None) -> None:
+    if kind == name:
+        raise ValueError(f"{name} kernels cannot be had: {error}") from error
+    if note is not None:
+        note(f"no {name} kernels: {error}")
+
+
+def _triton(sizes: Sizes) -> Ops:
+    """Raises Unavailable, with the reason."""
+    if not torch.cuda.is_available():
+        raise Unavailable("torch sees no CUDA device")
+    try:
+        # Triton takes seconds to load and may not be installed.
+        from noria.kernels.triton_ops import TritonOps
+    except ImportError as error:
+        raise Unavailable(f"pip install 'noria[cuda]' ({error})") from error
+    ops = TritonOps(torch.device("cuda"), torch.bfloat16)
+    try:
+        ops.check_heads(sizes.head_dim, sizes.group)
+    except ValueError as error:
+        raise Unavailable(str(error)) from error
+    return ops

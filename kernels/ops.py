@@ -33,10 +33,11 @@ class LayerWeights:
 
 
 class Ops(Protocol):
-    """One backend. Its packed weights, tables, pools and plans are its own and opaque to callers. Float32 throughout;
-    called by one thread at a time."""
+    """One backend. Its packed weights, tables, pools and plans are its own and opaque to callers, and so are where
+    activations lie and how precise they are: float32 on the CPU. Called by one thread at a time."""
 
     name: str
+    device: torch.device  # of activations and pools; ids, positions, layouts and angles come from the CPU
 
     def pack_linear(self, parts: Sequence[Weight], bias: Tensor | None = None) -> Any:
         """Weights [O_i, C], stacked in order to [O, C], laid out for `linear`; bias [O]."""
@@ -44,6 +45,9 @@ class Ops(Protocol):
     def linear(self, x: Tensor, packed: Any, add_to: Tensor | None = None) -> Tensor:
         """x [T, C] times the transpose of the packed weight, plus its bias -> [T, O]. With `add_to` [T, O] the product
         is added to that, which is overwritten and returned."""
+
+    def pack_norm(self, weight: Tensor) -> Tensor:
+        """A norm's weight [C], for `rms_norm`."""
 
     def pack_table(self, weight: Weight, head: Any | None) -> Any:
         """An embedding table [V, C] for `embed`; `head` is the packed linear of the same weight, where there is one."""

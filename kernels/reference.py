@@ -19,13 +19,22 @@ def row_slots(layout: RaggedLayout, row: int) -> Tensor:
 
 
 def ragged_attention(
-    q: Tensor, k_pool: Tensor, v_pool: Tensor, layout: RaggedLayout, scale: float, *, dtype: torch.dtype | None = None
+    q: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    layout: RaggedLayout,
+    scale: float,
+    *,
+    window: int = 0,
+    softcap: float = 0.0,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Causal attention of T query tokens over their rows' paged keys and values.
 
     q [T, Hq, D]; pools [num_blocks, block_size, Hk, D] with this step's tokens already written; query head h reads
-    KV head h // (Hq / Hk). A row's last query is its token kv_len - 1. `dtype` is the precision of the arithmetic
-    (default: q's own); the result [T, Hq, D] has q's dtype, or `dtype` where given.
+    KV head h // (Hq / Hk). A row's last query is its token kv_len - 1. A query sees the last `window` tokens up to its
+    own, all of them with 0; scores s become softcap * tanh(s / softcap) where that is not 0 (Gemma 2). `dtype` is the
+    precision of the arithmetic (default: q's own); the result [T, Hq, D] has q's dtype, or `dtype` where given.
     """
     precision = dtype or q.dtype
     out = torch.zeros(q.shape, dtype=precision)
@@ -37,8 +46,12 @@ def ragged_attention(
         keys = k_pool.flatten(0, 1)[slots].to(precision).repeat_interleave(group, dim=1)  # [kv_len, Hq, D]
         values = v_pool.flatten(0, 1)[slots].to(precision).repeat_interleave(group, dim=1)
         scores = torch.einsum("nhd,lhd->hnl", queries, keys) * scale
-        query_positions = torch.arange(len(slots) - len(queries), len(slots))
-        hidden = torch.arange(len(slots))[None, :] > query_positions[:, None]  # [n, kv_len]: keys of the future
+        if softcap:
+            scores = softcap * torch.tanh(scores / softcap)
+        query_positions = torch.arange(len(slots) - len(queries), len(slots))[:, None]
+        hidden = torch.arange(len(slots))[None, :] > query_positions  # [n, kv_len]: keys of the future
+        if window:
+            hidden |= torch.arange(len(slots))[None, :] <= query_positions - window
         weights = torch.softmax(scores.masked_fill(hidden, float("-inf")), dim=-1)
         out[starts[row] : starts[row + 1]] = torch.einsum("hnl,lhd->nhd", weights, values)
     return out

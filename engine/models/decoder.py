@@ -47,9 +47,10 @@ class Decoder:
 
     @torch.inference_mode()
     def hidden_states(self, token_ids: Tensor, positions: Tensor, kv: KVPools, layout: RaggedLayout) -> Tensor:
-        """Run T tokens through the stack, writing their keys and values into `kv`; float32 [T, hidden].
+        """Run T tokens through the stack, writing their keys and values into `kv`; [T, hidden].
 
         token_ids and positions int64 [T], flattened as `layout` says; positions count from 0 in each row.
+        Hidden states are the operations' own: on their device and in their precision.
         """
         x = self.ops.embed(self._weights.embedding, token_ids)
         angles = self._angles.up_to(int(positions.max()) + 1 if len(positions) else 0)
@@ -58,11 +59,14 @@ class Decoder:
 
     @torch.inference_mode()
     def final(self, hidden: Tensor) -> Tensor:
-        """Hidden states [N, hidden] behind the final norm, as embeddings are made of: float32 [N, hidden]."""
-        return self.ops.rms_norm(hidden, self._weights.norm, self.spec.norm_eps)
+        """Hidden states [N, hidden] behind the final norm, as embeddings are made of: float32, on the CPU."""
+        return self._normed(hidden).to("cpu", torch.float32)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """Next-token logits of hidden states [L, hidden]: float32 [L, vocab]. The head is the largest matrix, so only
-        the tokens that need it come here."""
-        return self.ops.linear(self.final(hidden), self._weights.head)
+        """Next-token logits of hidden states [L, hidden]: float32 [L, vocab], on the CPU. The head is the largest
+        matrix, so only the tokens that need it come here."""
+        return self.ops.linear(self._normed(hidden), self._weights.head).to("cpu", torch.float32)
+
+    def _normed(self, hidden: Tensor) -> Tensor:
+        return self.ops.rms_norm(hidden, self._weights.norm, self.spec.norm_eps)

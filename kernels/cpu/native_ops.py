@@ -77,6 +77,7 @@ class NativeOps:
     """See `ops.Ops`. Pools are [pages, Hk, D, 16] for keys and [pages, Hk, 16, D] for values."""
 
     name = "native"
+    device = torch.device("cpu")
 
     def __init__(self, library: ctypes.CDLL, threads: int) -> None:
         self._library = library
@@ -136,6 +137,9 @@ class NativeOps:
                 "noria_linear", record, x.data_ptr(), x.stride(0), rows, out.data_ptr(), width, add_to is not None
             )
         return out
+
+    def pack_norm(self, weight: Tensor) -> Tensor:
+        return weight
 
     def pack_table(self, weight: Weight, head: PackedLinear | None) -> PackedLinear:
         return head if head is not None else self.pack_linear([weight])

@@ -215,25 +215,55 @@ def test_what_a_dead_gateway_reserved_comes_back(tenants: Tenants, books, monkey
     assert answer.status_code == 200 and answer.headers["x-ratelimit-remaining-requests"] == "4"
 
 
-def test_the_sdk_s_own_retry_gets_in_as_soon_as_it_may(tenants: Tenants):
-    _, _, key = tenants.key(limits={"requests_per_minute": 20})
+def create(client: openai.OpenAI, **fields: object) -> object:
+    asked = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1, **fields}
+    return client.chat.completions.create(**asked)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("limits", "max_tokens", "kind"),
+    [({"requests_per_minute": 20}, 1, "requests"), ({"tokens_per_minute": 6000}, 400, "tokens")],
+)
+def test_the_sdk_s_own_retry_gets_in_as_soon_as_it_may(
+    tenants: Tenants, books, engine, monkeypatch, limits, max_tokens, kind
+):
+    """It waits for as long as it was told, without jitter, and its first retry is let in."""
+    _, _, key = tenants.key(limits=limits)
+    engine.answer = "y" * 450
     client = openai.OpenAI(base_url=f"{tenants.gateway.url}/v1", api_key=key, max_retries=0)
-
-    def create(with_client):
-        return with_client.chat.completions.create(
-            model="tiny", messages=[{"role": "user", "content": "hi"}], max_tokens=1
-        )
-
-    with ThreadPoolExecutor(20) as pool:
-        list(pool.map(lambda _: tenants.chat(key, max_tokens=1), range(20)))
     with pytest.raises(openai.RateLimitError) as refused:
-        create(client)
-    assert refused.value.type == "requests" and refused.value.code == "rate_limit_exceeded"
-    wait = int(refused.value.response.headers["retry-after-ms"]) / 1000
-    began = time.monotonic()
-    create(client.with_options(max_retries=2))
-    took = time.monotonic() - began
-    assert wait - 0.05 <= took <= wait * 1.1 + 0.4, (wait, took)
+        while True:
+            asked = time.monotonic()
+            create(client, max_tokens=max_tokens)
+    told = int(refused.value.response.headers["retry-after-ms"]) / 1000
+    due = asked + told, time.monotonic() + told  # the store said it in between
+    assert (refused.value.type, refused.value.code) == (kind, "rate_limit_exceeded")
+    slept, sleep = [], time.sleep
+
+    def noted(seconds: float) -> None:
+        slept.append((time.monotonic(), seconds))
+        sleep(seconds)
+
+    again = time.monotonic()
+    with monkeypatch.context() as patch:
+        patch.setattr("openai._base_client.time.sleep", noted)
+        create(client.with_options(max_retries=3), max_tokens=max_tokens)
+    ((since, wait),) = [(at, seconds) for at, seconds in slept if seconds > 0.1]
+    assert due[0] - 0.01 <= since + wait and again + wait <= due[1] + 0.1 * told, (due, again, since, wait)
+
+
+def test_the_sdk_does_not_retry_what_is_of_no_use(tenants: Tenants, monkeypatch):
+    """Neither a budget that is used up, nor what a limit would let in after more time than the SDK waits."""
+    _, _, spent = tenants.key(budgets=[{"period": "day", "unit": "tokens", "limit": 1}])
+    _, _, slow = tenants.key(limits={"requests_per_day": 1})
+    assert tenants.chat(slow).status_code == 200
+    monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail(f"it waits for {seconds} s to try again"))
+    for key, kind, code in ((spent,) + ("insufficient_quota",) * 2, (slow, "requests", "rate_limit_exceeded")):
+        client = openai.OpenAI(base_url=f"{tenants.gateway.url}/v1", api_key=key, max_retries=5)
+        with pytest.raises(openai.RateLimitError) as refused:
+            create(client)
+        assert (refused.value.type, refused.value.code) == (kind, code)
+    assert "retry-after-ms" in refused.value.response.headers
 
 
 def test_embeddings_are_limited_and_written_down(tenants: Tenants, books):

@@ -1,0 +1,166 @@
+"""The operations on a GPU: attention, norms, rotations and gates in Triton, products by torch.
+
+Moves what a step needs to the device in one piece and picks tiles. Knows no requests or models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from noria.kernels import elementwise
+from noria.kernels.configs import Tile, tile_for
+from noria.kernels.layout import RaggedLayout
+from noria.kernels.ops import LayerWeights
+from noria.kernels.pools import KVPools
+from noria.kernels.ragged_decode import DecodeRows, decode_attention
+from noria.kernels.ragged_prefill import PrefillRows, prefill_attention, prefill_tiles
+from noria.kernels.weights import Weight, as_floats
+
+INTERPRETED_SM = 90  # whose tiles are taken where there is no GPU and Triton interprets
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLinear:
+    weight: Tensor  # [O, C]
+    bias: Tensor | None  # [O]
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What all layers of a step share, on the device."""
+
+    decode: DecodeRows | None
+    decode_tile: Tile
+    prefill: PrefillRows | None
+    prefill_tile: Tile
+    positions: Tensor  # int32 [T]
+    slots: Tensor  # int32 [T]
+    angles: Tensor  # float32 [positions, D]
+    scale: float
+
+
+class TritonOps:
+    """See `ops.Ops`. Weights and activations have `dtype`; pools are [num_blocks, block_size, Hk, D].
+
+    On the CPU it runs in Triton's interpreter alone, and in float32: for tests.
+    """
+
+    name = "triton"
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self.device = device
+        self._dtype = dtype
+        major, minor = torch.cuda.get_device_capability(device) if device.type == "cuda" else divmod(INTERPRETED_SM, 10)
+        self._sm = 10 * major + minor
+        self._table: Tensor | None = None  # the angles that were moved last, and where they came from
+        self._angles = torch.empty(0)
+
+    def check_heads(self, head_dim: int, group: int) -> None:
+        """Raises ValueError for heads that no tile serves; `group` is query heads to a KV head."""
+        for phase in ("decode", "prefill"):
+            tile_for(self._sm, head_dim, group, phase, self._dtype.itemsize)
+
+    # --- weights --------------------------------------------------------------------------------------------------
+
+    def pack_linear(self, parts: Sequence[Weight], bias: Tensor | None = None) -> PackedLinear:
+        weight = torch.cat([as_floats(part).to(self.device, self._dtype) for part in parts])
+        return PackedLinear(weight, None if bias is None else bias.to(self.device, self._dtype))
+
+    def linear(self, x: Tensor, packed: PackedLinear, add_to: Tensor | None = None) -> Tensor:
+        product = F.linear(x, packed.weight, packed.bias)
+        return product if add_to is None else add_to.add_(product)
+
+    def pack_norm(self, weight: Tensor) -> Tensor:
+        return weight.to(self.device, self._dtype)
+
+    def pack_table(self, weight: Weight, head: PackedLinear | None) -> Tensor:
+        return head.weight if head is not None else as_floats(weight).to(self.device, self._dtype)
+
+    def embed(self, table: Tensor, ids: Tensor) -> Tensor:
+        return F.embedding(ids.to(self.device), table)
+
+    # --- attention ------------------------------------------------------------------------------------------------
+
+    def new_kv_pools(
+        self, num_layers: int, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
+    ) -> KVPools:
+        shape = (num_blocks, block_size, num_kv_heads, head_dim)
+        keys, values = (
+            [torch.zeros(shape, dtype=dtype, device=self.device) for _ in range(num_layers)] for _ in range(2)
+        )
+        return KVPools(keys, values, block_size, num_kv_heads, head_dim)
+
+    def plan_step(
+        self, layout: RaggedLayout, positions: Tensor, angles: Tensor, kv: KVPools, num_heads: int, scale: float
+    ) -> StepPlan:
+        group = num_heads // kv.num_kv_heads
+        decode_tile = tile_for(self._sm, kv.head_dim, group, "decode", self._dtype.itemsize)
+        prefill_tile = tile_for(self._sm, kv.head_dim, group, "prefill", self._dtype.itemsize)
+        lengths, starts = layout.kv_lens.tolist(), layout.query_start.tolist()
+        cut = prefill_tiles(starts, lengths, layout.decode_rows, prefill_tile.queries_at_once(group))
+        query_start, kv_lens, table, tiles, slots, places = self._moved(
+            layout.query_start,
+            layout.kv_lens,
+            layout.block_table,
+            torch.tensor(cut, dtype=torch.int32).view(-1, 2),
+            layout.slot_mapping,
+            positions,
+        )
+        if self._table is not angles:
+            self._table, self._angles = angles, angles.to(self.device)
+        decode = None
+        if layout.decode_rows:
+            longest = max(lengths[: layout.decode_rows])
+            decode = DecodeRows.build(layout.decode_rows, table, kv_lens, longest, (num_heads, kv.head_dim))
+        prefill = PrefillRows(table, query_start, kv_lens, tiles) if cut else None
+        return StepPlan(decode, decode_tile, prefill, prefill_tile, places, slots, self._angles, scale)
+
+    def _moved(self, *parts: Tensor) -> list[Tensor]:
+        """Integers as int32 on the device, in one transfer. Each part begins at a multiple of 16 bytes: compiled
+        kernels are for pointers that do, and others would be compiled anew."""
+        sizes = [-(-part.numel() // 4) * 4 for part in parts]
+        whole = torch.zeros(sum(sizes), dtype=torch.int32)
+        for place, part in zip(whole.split_with_sizes(sizes), parts, strict=True):
+            place[: part.numel()] = part.flatten()
+        moved = whole.to(self.device).split_with_sizes(sizes)
+        return [place[: part.numel()].view(part.shape) for place, part in zip(moved, parts, strict=True)]
+
+    def rope_write_kv(self, qkv: Tensor, kv: KVPools, layer: int, plan: StepPlan) -> Tensor:
+        return elementwise.rope_write_kv(qkv, plan.angles, plan.positions, plan.slots, kv.keys[layer], kv.values[layer])
+
+    def ragged_attention(self, q: Tensor, kv: KVPools, layer: int, plan: StepPlan) -> Tensor:
+        out, pools = torch.empty_like(q), (kv.keys[layer], kv.values[layer])
+        if plan.decode is not None:
+            decode_attention(q, *pools, plan.decode, out, plan.scale, plan.decode_tile)
+        if plan.prefill is not None:
+            prefill_attention(q, *pools, plan.prefill, out, plan.scale, plan.prefill_tile)
+        return out.flatten(1)
+
+    # --- per token ------------------------------------------------------------------------------------------------
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return elementwise.rms_norm(x, weight, eps)
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        return elementwise.silu_mul(gate_up)
+
+    # --- the stack ------------------------------------------------------------------------------------------------
+
+    def pack_layers(self, layers: Sequence[LayerWeights]) -> list[LayerWeights]:
+        return list(layers)
+
+    def run_layers(self, x: Tensor, layers: list[LayerWeights], eps: float, kv: KVPools, plan: StepPlan) -> Tensor:
+        """What a layer adds to x is added where the next norm reads x."""
+        delta: Tensor | None = None
+        for index, layer in enumerate(layers):
+            qkv = self.linear(elementwise.rms_norm(x, layer.attention_norm, eps, delta), layer.qkv)
+            queries = self.rope_write_kv(qkv, kv, index, plan)
+            delta = self.linear(self.ragged_attention(queries, kv, index, plan), layer.output)
+            gate_up = self.linear(elementwise.rms_norm(x, layer.ffn_norm, eps, delta), layer.gate_up)
+            delta = self.linear(self.silu_mul(gate_up), layer.down)
+        return x if delta is None else x.add_(delta)
