@@ -19,6 +19,7 @@ import multiprocessing
 import os
 import random
 import resource
+import select
 import socket
 import sys
 import tempfile
@@ -54,13 +55,15 @@ def head(path: str = "/v1/chat/completions", length: int = 0, more: str = "") ->
 
 
 def send(address: Address, data: bytes) -> int:
-    """The hundreds of the answer's status; 0: there was none."""
-    answer = b""
+    """The hundreds of the answer's status; 0: there was none. Sends no more once an answer comes, to begin anew."""
+    rest, answer = memoryview(data), b""
     with contextlib.suppress(OSError), socket.create_connection(address, timeout=2) as connection:
-        with contextlib.suppress(OSError):  # refused before all was sent, or read no further
-            connection.sendall(data)
-        while chunk := connection.recv(65536):
-            answer += chunk
+        while rest:
+            readable, writable, _ = select.select([connection], [connection], [], 2)
+            if readable or not writable:
+                break
+            rest = rest[connection.send(rest[: 1 << 18]) :]
+        answer = connection.recv(4096)
     return int(answer[9:10]) if answer[9:10].isdigit() else 0
 
 

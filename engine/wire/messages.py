@@ -99,7 +99,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     sent_ms: int = 0
 
 
-class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     """Log-probability of a token under the model's own distribution, with the best alternatives, best first. `rank` is
     the token's place among all, 1 for the best; 0: not counted."""
 
@@ -109,7 +109,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
     rank: int = 0
 
 
-class Usage(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class Usage(msgspec.Struct, frozen=True, array_like=True):
     """Token counts of one request: the engine's count is the truth. How many of the output are thoughts only the
     gateway can tell; of a client's prediction, what was tried and was right or wrong, it adds up from the frames."""
 
@@ -121,7 +121,7 @@ class Usage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     rejected_prediction_tokens: int = 0
 
 
-class TokenFrame(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class TokenFrame(msgspec.Struct, frozen=True, array_like=True):
     """What one iteration gave one request.
 
     `seq` is the number of output tokens before this frame; with `epoch` (one more at every claim) it lets the gateway
