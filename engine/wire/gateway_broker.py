@@ -55,6 +55,10 @@ STREAM_TTL = 30.0
 
 HOUSEKEEPING_EVERY = 1.0
 """Seconds between renewals of the stream and between reapings."""
+LOOKS_MISSED = 3
+"""Reapings left out by all gateways that say that the store was away."""
+COMEBACK = 5.0
+"""Seconds that engines then have to renew their leases: they try every second."""
 
 MODELS_FRESH_FOR = 1.0
 """Seconds for which `models()` answers from memory (a failure: a quarter of it)."""
@@ -279,8 +283,14 @@ class GatewayBroker:
 
     async def reap(self, model_id: str) -> int:
         """Put back what engines past their lease held, end what is poison or past its deadline; returns how many
-        requests were put back. Any gateway, any time: `start` does it every second for every pool."""
-        (reply,) = await self._store.run(RELEASE(keys.pool(model_id), "", 1, MAX_DEATHS, DEAD_LENGTH, POISON))
+        requests were put back. Any gateway, any time: `start` does it every second for every pool. Where nobody did for
+        a while, the store was away for engines too, and they have `COMEBACK` to renew."""
+        (reply,) = await self._store.run(
+            RELEASE(
+                keys.pool(model_id), "", 1, MAX_DEATHS, DEAD_LENGTH, POISON,
+                _ms(LOOKS_MISSED * HOUSEKEEPING_EVERY), _ms(COMEBACK),
+            )
+        )  # fmt: skip
         requeued, buried, endings = reply
         if requeued or buried:
             log.warning("an engine died", model=model_id, requeued=requeued, dead_lettered=buried)

@@ -1,7 +1,8 @@
 -- REAP and hand-back: takes every request from an engine that has gone and puts it back at its old place.
 -- ARGV: engine ('': every engine past its lease), deaths to count, deaths that make a request poison, length of the
--- dead-letter stream, error text. Idempotent. Returns {number requeued, number buried, endings}: with REAP those that
--- others should have published, too.
+-- dead-letter stream, error text; with REAP the milliseconds between two looks after which nobody was looking, and those
+-- that an engine then has to come back. Idempotent. Returns {number requeued, number buried, endings}: with REAP those
+-- that others should have published, too.
 --
 -- A death counts against the suspect on trial where there is one, else against all that the engine held; and against
 -- one request once per life of an engine. Whom it counts against is a suspect until it has survived a token: it waits
@@ -77,10 +78,33 @@ local function release(engine)
   for _, hash in ipairs({'engine_stats', 'trials', 'lives'}) do redis.call('HDEL', pool .. hash, engine) end
 end
 
+-- While the store was away nobody could renew a lease: one that ran out then, since the last look, is prolonged. Once: its
+-- end is marked by half a millisecond, which no renewal has.
+local function is_excused(ends, last_look)
+  return last_look and now - last_look > tonumber(ARGV[6]) and ends >= last_look and ends % 1 == 0
+end
+
+local function reap()
+  local last_look = tonumber(redis.call('GET', pool .. 'last_look') or '')
+  local lapsed = redis.call('ZRANGEBYSCORE', pool .. 'engines', '-inf', '(' .. now, 'WITHSCORES')
+  for i = 1, #lapsed, 2 do
+    if is_excused(tonumber(lapsed[i + 1]), last_look) then
+      redis.call('ZADD', pool .. 'engines', exact(now + ARGV[7] + 0.5), lapsed[i])
+    else
+      release(lapsed[i])
+    end
+  end
+  if redis.call('EXISTS', pool .. 'engines') == 1 then
+    redis.call('SET', pool .. 'last_look', now, 'PX', DAY)
+  else
+    redis.call('DEL', pool .. 'last_look')
+  end
+end
+
 if only ~= '' then
   release(only)
 else
-  for _, engine in ipairs(redis.call('ZRANGEBYSCORE', pool .. 'engines', '-inf', '(' .. now)) do release(engine) end
+  reap()
   endings = {}
   end_expired()
   for _, packed in ipairs(redis.call('HVALS', pool .. 'endings')) do endings[#endings + 1] = cmsgpack.unpack(packed) end

@@ -194,3 +194,30 @@ async def test_an_ending_by_the_store_publishes_what_was_recorded_but_never_publ
     await gateway.cancel(MODEL, "r")
     await reader.last_of("r")
     assert [(f.seq, f.token_ids, f.finish) for f in reader.all] == [(0, [7], None), (1, [], FinishReason.CANCELLED)]
+
+
+async def test_an_outage_longer_than_the_lease_is_no_death(server, gateway, make_engine, make_request, step, row, card):
+    """The first look after it prolongs what ran out meanwhile, once."""
+    alive, dead, gone = make_engine(), make_engine(), make_engine()
+    claims = {}
+    for engine, name in ((alive, "a"), (dead, "d"), (gone, "g")):
+        await gateway.enqueue(make_request(name), card)
+        (claims[name],) = step(engine, max_requests=1).claimed
+    seconds, _ = server.client.time()
+    back = 1000 * seconds
+    server.client.mset({"noria:{demo/model}:last_look": back - 10_000})
+    ends = {alive.engine_id: back - 6_000, dead.engine_id: back - 6_000, gone.engine_id: back - 11_000}
+    server.client.zadd("noria:{demo/model}:engines", ends)
+    await gateway.reap(MODEL)
+    assert _attempts(server, "a", "d", "g") == [0, 0, 1]
+    assert step(alive, row(claims["a"], 0, [1])).fenced == []
+    until = server.client.zscore("noria:{demo/model}:engines", dead.engine_id)
+    assert back + 5_000 <= until < back + 10_000
+    server.client.mset({"noria:{demo/model}:last_look": back - 10_000})
+    server.client.zadd("noria:{demo/model}:engines", {dead.engine_id: until - 10_000})
+    await gateway.reap(MODEL)
+    assert _attempts(server, "a", "d", "g") == [0, 1, 1]
+
+
+def _attempts(server, *request_ids):
+    return [int(server.client.hget(f"noria:{{demo/model}}:request:{name}", "attempts")) for name in request_ids]

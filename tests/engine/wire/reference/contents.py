@@ -17,7 +17,7 @@ from tests.engine.wire.reference.requests import Request
 CLOCK = "clock"
 """The time of these tests, beside the pool's own keys."""
 
-_ELSEWHERE = (CLOCK, "card", "tokenizer")
+_ELSEWHERE = (CLOCK, "card", "tokenizer", "last_look")
 
 Contents = dict[str, Any]
 

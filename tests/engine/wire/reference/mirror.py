@@ -83,7 +83,7 @@ class Mirror:
             Rules(lookahead, max_age, max_passed),
         )
 
-    def _release(self, only: str, deaths: int, max_deaths: int, _length: int, error: str) -> Any:
+    def _release(self, only: str, deaths: int, max_deaths: int, _length: int, error: str, *_: int) -> Any:
         if only:
             return self.pool.release(only, deaths > 0, max_deaths, error)
         requeued, buried, endings = self.pool.reap(max_deaths, error)
