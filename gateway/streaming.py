@@ -6,7 +6,7 @@ Knows no chunk's shape.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import structlog
@@ -19,6 +19,7 @@ from noria.gateway.choice import Delta
 from noria.gateway.dependencies import cancel_and_wait, client_left
 from noria.gateway.errors import UNEXPECTED, GatewayError, envelope
 from noria.gateway.generation import Generation
+from noria.gateway.http.protocol import PUSH
 from noria.gateway.queue_info import QueueInfo
 
 log = structlog.get_logger(__name__)
@@ -27,6 +28,9 @@ DONE = b"data: [DONE]\n\n"
 
 _LAST_WORDS = 2.0
 """Seconds that a client has to take in the error of a stream that ended from outside; one that does not read cannot."""
+
+
+Push = Callable[[bytes], bool]
 
 
 class Events(Protocol):
@@ -72,7 +76,8 @@ class EventStream(Response):
         async with self._generation:
             if self._queue_info is not None:
                 self.headers.update(await self._queue_info.headers())
-            writer = _Writer(self._generation, self._events, send)
+            push = scope.get("extensions", {}).get(PUSH, _never)
+            writer = _Writer(self._generation, self._events, send, push)
             tasks = [
                 asyncio.ensure_future(self._write(writer)),
                 asyncio.ensure_future(client_left(receive)),
@@ -105,16 +110,22 @@ class EventStream(Response):
         return True
 
 
+def _never(_: bytes) -> bool:
+    """Beneath another server, whose connections are not to be had."""
+    return False
+
+
 class _Writer:
     """Writes what a generation has, in two ways. As a rule straight from the pump, when frames come: the chunk is
     rendered and sent without a task being woken for it. Where the connection takes no more at the moment, and for the
     beginning and the end, a task of its own writes; what comes meanwhile waits in the generation and goes out as one.
     """
 
-    def __init__(self, generation: Generation, events: Events, send: Send) -> None:
+    def __init__(self, generation: Generation, events: Events, send: Send, push: Push) -> None:
         self._generation = generation
         self._events = events
         self._send = send
+        self._push = push
         self._busy = True  # the task writes, or is about to: the pump keeps out
         self._pending = b""
         self._error: Exception | None = None
@@ -181,20 +192,6 @@ class _Writer:
     def _rouse(self) -> None:
         self._busy = True
         self._wake.set()
-
-    def _push(self, data: bytes) -> bool:
-        """Send now if that needs no waiting. The server waits for room before it writes anything, so that a send that
-        would wait can be given up as if it had never been called."""
-        sending = self._send({"type": "http.response.body", "body": data, "more_body": True})
-        step = getattr(sending, "send", None)
-        if step is None:
-            return False
-        try:
-            step(None)
-        except StopIteration:
-            return True
-        sending.close()  # type: ignore[attr-defined]
-        return False
 
     async def _write(self, data: bytes) -> None:
         if data:

@@ -30,6 +30,7 @@ class ChildSpec:
     ready: Callable[[], bool] | None = None
     last_words: Callable[[], str] | None = None  # why it ended, for one whose own output goes to a file
     orphan_signal: signal.Signals = signal.SIGKILL  # sent by the kernel when the supervisor itself is killed
+    reloads: bool = False  # reads its settings again on SIGHUP
     inherit_fds: tuple[int, ...] = ()
     on_progress: Callable[[str], None] | None = None  # gets each line that the child writes to NORIA_PROGRESS_FD
     on_error_line: Callable[[str], None] | None = None  # gets each line of its standard error, else inherited
@@ -79,6 +80,10 @@ class Child:
     def ask_to_stop(self) -> None:
         """SIGTERM, to the child alone: what it started itself is its own to stop."""
         self._process.terminate()
+
+    def ask_to_reload(self) -> None:
+        """SIGHUP."""
+        self._process.send_signal(signal.SIGHUP)
 
     def bury(self) -> None:
         """End it at once if it still runs, with everything in its process group, and hand over its last lines."""

@@ -145,7 +145,7 @@ async def first_model(session: aiohttp.ClientSession, base_url: str, headers: Ma
                 raise LoadError(_error_of(response.status, body))
         return str(orjson.loads(body)["data"][0]["id"])
     except aiohttp.ClientError as error:
-        raise LoadError(f"{base_url} cannot be reached: {error}") from None
+        raise LoadError(f"{base_url} cannot be reached ({_reason(error)}): name a server with --base-url") from None
     except (ValueError, KeyError, IndexError, TypeError):
         raise LoadError(f"{base_url}/models lists no model: name one with --model") from None
 
@@ -176,9 +176,14 @@ async def _count(session: aiohttp.ClientSession, target: Target, prompt: str) ->
                 raise LoadError(_error_of(response.status, answer))
         return int(orjson.loads(answer)["usage"]["prompt_tokens"])
     except (aiohttp.ClientError, TimeoutError) as error:
-        raise LoadError(f"{target.url} cannot be reached: {error}") from None
+        raise LoadError(f"{target.url} cannot be reached: {_reason(error)}") from None
     except (ValueError, KeyError, TypeError):
         raise LoadError(f"{target.url} answers without usage.prompt_tokens") from None
+
+
+def _reason(error: Exception) -> str:
+    """Of a connection that failed, without the client's words about its sockets."""
+    return str(getattr(error, "strerror", None) or error) or type(error).__name__
 
 
 async def _read(response: aiohttp.ClientResponse, outcome: Outcome) -> None:

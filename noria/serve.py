@@ -90,7 +90,8 @@ def serve(given: Mapping[str, Any], state_dir: Path | None) -> int:
     announce = _Announcement(address, gateway.api_keys[0] if key is None else key, screen.say)
 
     def text(served: str | None) -> str:
-        admin = first_admin_key(store.url if store else engine.redis_url, pepper)
+        command = "noria keys bootstrap" + (f" --state-dir {state_dir}" if state_dir is not None else "")
+        admin = first_admin_key(store.url if store else engine.redis_url, pepper, command)
         return ready_text(address.base_url, served or model, key, str(key_file), admin)
 
     announce.text = text
@@ -104,7 +105,9 @@ def serve(given: Mapping[str, Any], state_dir: Path | None) -> int:
 
     screen.say(f"starting {model}")
     try:
-        return Supervisor(specs, say=screen.say, on_tick=tick, on_stop=stopping).run()
+        # On a terminal, SIGHUP says that it was closed.
+        hangup_reloads = not sys.stdin.isatty()
+        return Supervisor(specs, say=screen.say, on_tick=tick, on_stop=stopping, hangup_reloads=hangup_reloads).run()
     finally:
         screen.close()
 
@@ -161,6 +164,7 @@ def _specs(
             argv=[*noria, "gateway", *as_arguments(GatewaySettings, given)],
             env={**shared, "NORIA_API_KEY": api_key, "NORIA_KEY_PEPPER": key_pepper},
             stop_seconds=gateway_stop_seconds,
+            reloads=True,
             on_error_line=lines_of("gateway"),
         )
     )
@@ -233,17 +237,17 @@ def _reason(body: bytes) -> str:
         return body.decode(errors="replace").strip()[:200]
 
 
-def first_admin_key(redis_url: str, pepper: str) -> str | None:
+def first_admin_key(redis_url: str, pepper: str, command: str) -> str | None:
     """A line about the first admin key: the key itself on a terminal, for this once; None where there was one. What is
-    no terminal may be a log, and no key belongs there."""
+    no terminal may be a log, and no key belongs there: `command` makes one."""
     try:
         if not sys.stdout.isatty():
-            return None if asyncio.run(has_admin(redis_url, pepper)) else "none yet: noria keys bootstrap makes it"
+            return None if asyncio.run(has_admin(redis_url, pepper)) else f"none yet: {command} makes it"
         made = asyncio.run(bootstrap(redis_url, pepper))
     except WrongPepper as error:
         return f"{error}: give it in NORIA_KEY_PEPPER"
     except (BrokerUnavailable, GatewayError) as error:
-        return f"not made ({error}); noria keys bootstrap makes it"
+        return f"not made ({error}); {command} makes it"
     return None if made is None else f"{made}   (for the admin API; shown this once)"
 
 

@@ -14,7 +14,6 @@ from typing import Annotated, Any
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from noria.costs import BadCosts, CostModel
@@ -22,6 +21,7 @@ from noria.engine.scheduling.policy import POLICIES
 from noria.options import BadSetting
 from noria.replay import Workload
 from noria.simulation import Engine, simulate
+from noria.tables import console
 
 LOADS = (0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.2)
 """Default loads, as shares of what a full batch could serve."""
@@ -78,7 +78,7 @@ def simulate_command(
         for load in rates
         for policy in POLICIES
     ]
-    Console().print(table_of(summaries))
+    console().print(table_of(summaries))
     if json_file is not None:
         settings = {"cost": asdict(cost), "workload": asdict(workload), "engine": asdict(engine)}
         json_file.write_text(json.dumps({**settings, "results": summaries}, indent=2) + "\n")

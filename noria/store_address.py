@@ -29,7 +29,9 @@ class CannotShow(Exception):
 
 def unreachable(error: BrokerUnavailable) -> CannotShow:
     """The store does not answer."""
-    return CannotShow(f"the store cannot be reached at {' '.join(str(error).split())}", EXIT_FAILED)
+    reason = " ".join(str(error).split()).rstrip(".")
+    which = "say which with --redis-url, or with the --state-dir of its noria serve"
+    return CannotShow(f"the store cannot be reached at {reason}; {which}", EXIT_FAILED)
 
 
 def store_url(redis_url: str | None, state_dir: Path | None) -> str:

@@ -41,7 +41,7 @@ class Supervisor:
     """`run()` blocks until a signal or a final failure, and leaves no process behind.
 
     `say` gets one line per event; `on_tick` is called about every 0.1 s while the children run, `on_stop` once when
-    they are about to be stopped.
+    they are about to be stopped. `hangup_reloads`: SIGHUP goes to the children that reload, and ends nothing.
     """
 
     def __init__(
@@ -52,7 +52,9 @@ class Supervisor:
         on_tick: Callable[[], None] | None = None,
         on_stop: Callable[[], None] | None = None,
         first_delay: float = FIRST_DELAY,
+        hangup_reloads: bool = False,
     ) -> None:
+        self._hangup_reloads = hangup_reloads
         self._first_delay = first_delay
         self._posts = [_Post(spec, first_delay, was_ready=spec.ready is None) for spec in specs]
         self._say = say
@@ -62,7 +64,8 @@ class Supervisor:
         self._signals = 0
 
     def run(self) -> int:
-        """Exit code: 0 after SIGINT, SIGTERM or SIGHUP; a child's own code when that is final; 130 when told twice."""
+        """Exit code: 0 after SIGINT, SIGTERM or a SIGHUP that ends; a child's own code when that is final; 130 when
+        told twice."""
         caught = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         before = {number: signal.signal(number, self._on_signal) for number in caught}
         try:
@@ -75,8 +78,13 @@ class Supervisor:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
-        self._signals += 1
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if number != signal.SIGHUP or not self._hangup_reloads:
+            self._signals += 1
+            return
+        for post in self._posts:
+            if post.child is not None and post.spec.reloads:
+                post.child.ask_to_reload()
 
     def _watch(self) -> int:
         while not self._signals:

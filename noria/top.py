@@ -17,6 +17,7 @@ from rich.text import Text
 from noria.engine.wire.broker import BrokerUnavailable
 from noria.engine.wire.messages import EngineStats
 from noria.engine.wire.queue_view import EngineView, PoolView, QueueView, open_view
+from noria.store_address import unreachable
 from noria.tables import columns
 
 TOP_TENANTS = 10
@@ -26,10 +27,15 @@ Counters = Mapping[tuple[str, str], EngineStats]  # by model and engine, at the 
 
 
 def top(url: str, interval: float, *, once: bool) -> int:
-    """Show until Ctrl-C, or one look. A store that is away is said on the screen, and asked again."""
+    """Show until Ctrl-C, or one look. A store that is away is said on the screen, and asked again; for one look,
+    CannotShow is raised."""
     with open_view(url) as view:
         screens = _screens(view, interval)
         if once or not sys.stdout.isatty():
+            try:
+                view.pools()
+            except BrokerUnavailable as error:
+                raise unreachable(error) from None
             next(screens)  # the first has no rates yet
             Console(width=None if sys.stdout.isatty() else 160, highlight=False).print(next(screens))
             return 0

@@ -1,4 +1,5 @@
-"""Uvicorn's fast HTTP protocol with what it lacks: bounds on the size of a request's head and on the time it may take.
+"""Uvicorn's fast HTTP protocol with what it lacks: bounds on the size of a request's head and on the time it may take,
+and a way to write to a stream without a coroutine.
 
 Knows HTTP/1.1 and no application.
 """
@@ -7,13 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import re
+from functools import partial
 from typing import Any, ClassVar
 
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from noria.gateway.errors import InvalidRequest, envelope
+
+PUSH = "noria.push"
+"""ASGI extension: a function that writes a piece of a body whose head is out, and returns True; or writes nothing and
+returns False: the connection takes no more at the moment, or the body is not one of chunks."""
 
 
 class BoundedHttp(HttpToolsProtocol):
@@ -67,6 +73,8 @@ class BoundedHttp(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._end_head()
         super().on_headers_complete()
+        if self.cycle is not None and self.cycle.scope is self.scope:
+            self.scope["extensions"] = {PUSH: partial(_push, self.cycle)}  # type: ignore[dict-item]
 
     def send_400_response(self, msg: str) -> None:
         """In the API's own shape, like every other error."""
@@ -107,6 +115,16 @@ class BoundedHttp(HttpToolsProtocol):
         )
         self.transport.write(head.encode() + body)
         self.transport.close()
+
+
+def _push(cycle: RequestResponseCycle, data: bytes) -> bool:
+    """What `cycle.send` would do, less four layers of coroutines above it: a fifth of what a token costs."""
+    if cycle.disconnected:
+        return True
+    if cycle.flow.write_paused or not cycle.response_started or cycle.response_complete or not cycle.chunked_encoding:
+        return False
+    cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+    return True
 
 
 def _without_upgrade(data: bytes) -> bytes:

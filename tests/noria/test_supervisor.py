@@ -103,6 +103,35 @@ def test_stops_in_the_opposite_order_and_leaves_nothing(log: Log) -> None:
     assert not any(alive(pid) for name in names for pid in log.pids(name))
 
 
+def test_a_hangup_that_reloads_reaches_those_that_reload_and_ends_nothing(log: Log) -> None:
+    reloader = child(
+        "gateway",
+        f"""
+        import signal, time
+        def note(text): open({str(log.path)!r}, "a").write(text + "\\n")
+        signal.signal(signal.SIGHUP, lambda *_: note("gateway reloaded"))
+        note("gateway ready")
+        while True: time.sleep(0.02)
+        """,
+        reloads=True,
+        stop_seconds=0.1,
+    )
+    hung_up = 0
+
+    def tick() -> None:
+        nonlocal hung_up
+        if not hung_up and "gateway ready" in log.lines() and any(line.startswith("engine") for line in log.lines()):
+            os.kill(os.getpid(), signal.SIGHUP)
+            hung_up = 1
+        elif "gateway reloaded" in log.lines() and hung_up == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+            hung_up = 2
+
+    specs = [log.sleeper("engine"), reloader]
+    assert Supervisor(specs, say=lambda _: None, on_tick=tick, hangup_reloads=True).run() == 0
+    assert hung_up == 2 and log.stopped() == ["engine"]
+
+
 def test_the_next_child_waits_until_the_one_before_is_ready(log: Log, tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     asked = 0
