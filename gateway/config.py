@@ -213,6 +213,9 @@ def parse_aliases(text: str) -> dict[str, str]:
 def _entry(part: str) -> KeyEntry:
     found = _ENTRY.match(part)
     if found is None:
+        head, equals, _ = part.partition("=")
+        if equals and (not head or "*" in head or "@" in head):  # no key looks so, least of all base64
+            raise ValueError("an entry is neither KEY nor TENANT*WEIGHT@CACHE_GROUP=KEY, with a plain number as WEIGHT")
         return KeyEntry(part)
     weight = float(found["weight"] or 1.0)
     if not 0.001 <= weight <= MAX_WEIGHT:

@@ -12,7 +12,13 @@ from typing import Any, ClassVar
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from pydantic import SecretStr, ValidationInfo
-from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsError
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
 
 CONFIG_VARIABLE = "NORIA_CONFIG"
 TABLES = ("gateway", "engine")
@@ -25,6 +31,8 @@ class Settings(BaseSettings):
     would, as secrets are handed to containers."""
 
     table: ClassVar[str]
+
+    model_config = SettingsConfigDict(allow_inf_nan=False)  # no size and no time is endless
 
     @classmethod
     def settings_customise_sources(

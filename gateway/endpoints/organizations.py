@@ -16,6 +16,7 @@ from noria.gateway.schemas.administration import (
     AdminKeyCreate,
     OrganizationCreate,
     OrganizationUpdate,
+    PricedModel,
     PriceSet,
     chosen,
     shown_admin_key,
@@ -137,6 +138,7 @@ async def set_price(
     actor: ActorDep,
 ) -> Response:
     _require_instance(administrator)
+    parse(PricedModel, {"model": model})
     body = parse(PriceSet, await json_object(request))
     price = Price(input=body.input, cached_input=body.cached_input, output=body.output)
     await administration.set_price(actor, model, price)

@@ -6,6 +6,8 @@ Each key of a project is that of one service account, which has its name and goe
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -22,6 +24,7 @@ from noria.gateway.schemas.administration import (
     shown_account_key,
 )
 from noria.gateway.schemas.strict import parse
+from noria.gateway.tenancy.administration import Unknown
 
 router = APIRouter(prefix="/organization/projects/{project_id}/service_accounts")
 
@@ -55,7 +58,8 @@ async def create_service_account(
 async def retrieve_service_account(
     project_id: str, account_id: str, administrator: AdministratorDep, administration: AdministrationDep
 ) -> Response:
-    return json(shown_account(await administration.key(administrator.organization, project_id, _key(account_id))))
+    with _key(account_id) as key_id:
+        return json(shown_account(await administration.key(administrator.organization, project_id, key_id)))
 
 
 @router.post("/{account_id}")
@@ -69,7 +73,8 @@ async def change_service_account(
 ) -> Response:
     body = parse(ServiceAccountUpdate, await json_object(request))
     given = {} if body.name is None else {"name": body.name}
-    changed = await administration.change_key(actor, administrator.organization, project_id, _key(account_id), given)
+    with _key(account_id) as key_id:
+        changed = await administration.change_key(actor, administrator.organization, project_id, key_id, given)
     return json(shown_account(changed))
 
 
@@ -82,12 +87,19 @@ async def delete_service_account(
     actor: ActorDep,
 ) -> Response:
     """Its key is revoked."""
-    await administration.delete_key(actor, administrator.organization, project_id, _key(account_id))
+    with _key(account_id) as key_id:
+        await administration.delete_key(actor, administrator.organization, project_id, key_id)
     return json({"object": "organization.project.service_account.deleted", "id": account_id, "deleted": True})
 
 
-def _key(account_id: str) -> str:
+@contextmanager
+def _key(account_id: str) -> Iterator[str]:
+    """The id of its key. Where no such key is found, it is the account that is not there."""
     key_id = key_of_account(account_id)
+    missing = NotFound(f"No service account found with id '{account_id[:128]}'.", param="service_account_id")
     if key_id is None:
-        raise NotFound(f"No service account found with id '{account_id[:128]}'.", param="service_account_id")
-    return key_id
+        raise missing
+    try:
+        yield key_id
+    except Unknown as error:
+        raise (missing if error.record_id == key_id else error) from None

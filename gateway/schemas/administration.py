@@ -12,11 +12,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from noria.gateway.schemas.strict import RequestBody
+from noria.gateway.tenancy.given import GivenBudgets, GivenLimits, ModelName
 from noria.gateway.tenancy.records import (
     AdminKey,
     Amount,
     ApiKey,
-    Budgets,
     Endpoints,
     Labels,
     Limits,
@@ -37,15 +37,15 @@ _ID = r"^[A-Za-z0-9_.-]{1,64}$"
 
 class OrganizationCreate(RequestBody):
     name: Name
-    limits: Limits = Limits()
-    budgets: Budgets = ()
+    limits: GivenLimits = Limits()
+    budgets: GivenBudgets = ()
     labels: Labels = Field(default_factory=dict)
 
 
 class OrganizationUpdate(RequestBody):
     name: Name | None = None
-    limits: Limits | None = None
-    budgets: Budgets | None = None
+    limits: GivenLimits | None = None
+    budgets: GivenBudgets | None = None
     labels: Labels | None = None
 
 
@@ -57,8 +57,8 @@ class ProjectCreate(RequestBody):
     cache_group: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{0,64}$")] = ""
     models: Models = ()
     service_tiers: Tiers = ()
-    limits: Limits = Limits()
-    budgets: Budgets = ()
+    limits: GivenLimits = Limits()
+    budgets: GivenBudgets = ()
     labels: Labels = Field(default_factory=dict)
 
 
@@ -68,8 +68,8 @@ class ProjectUpdate(RequestBody):
     cache_group: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{0,64}$")] | None = None
     models: Models | None = None
     service_tiers: Tiers | None = None
-    limits: Limits | None = None
-    budgets: Budgets | None = None
+    limits: GivenLimits | None = None
+    budgets: GivenBudgets | None = None
     labels: Labels | None = None
 
 
@@ -81,8 +81,8 @@ class ApiKeyCreate(RequestBody, Networks):
     models: Models = ()
     endpoints: Endpoints = ()
     service_tiers: Tiers = ()
-    limits: Limits = Limits()
-    budgets: Budgets = ()
+    limits: GivenLimits = Limits()
+    budgets: GivenBudgets = ()
     labels: Labels = Field(default_factory=dict)
 
 
@@ -92,8 +92,8 @@ class ApiKeyUpdate(RequestBody, Networks):
     models: Models | None = None
     endpoints: Endpoints | None = None
     service_tiers: Tiers | None = None
-    limits: Limits | None = None
-    budgets: Budgets | None = None
+    limits: GivenLimits | None = None
+    budgets: GivenBudgets | None = None
     labels: Labels | None = None
 
 
@@ -107,6 +107,12 @@ class AdminKeyCreate(RequestBody):
     name: Name
     expires_at: Annotated[int, Field(ge=0, le=10**11)] = 0
     scope: Literal["organization", "instance"] = "organization"
+
+
+class PricedModel(RequestBody):
+    """What the path of a price names."""
+
+    model: ModelName
 
 
 class PriceSet(RequestBody, Price):

@@ -39,6 +39,7 @@ class Unknown(NotFound):
 
     def __init__(self, kind: str, record_id: str) -> None:
         super().__init__(f"No {kind} found with id '{record_id[:128]}'.")
+        self.record_id = record_id
 
 
 class Refused(WrongState):

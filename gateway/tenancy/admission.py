@@ -107,11 +107,16 @@ class Admission:
                 self._bounds = found
                 return reply.granted
             if tried or not reply.may_turn(found):
-                asked = sum(part.input + part.output for part in self._parts)
-                raise answers.refusal(reply, found, principal, self._model, asked)
+                raise answers.refusal(reply, found, principal, self._model, self._asked(reply.granted))
             tried = True
             await self._catch_up(reply, found)
         raise BrokerUnavailable("the directory changes all the time")
+
+    def _asked(self, granted: int | None) -> dict[str, int]:
+        """By kind of meter. A budget that grants less has shortened the output before the meters are asked."""
+        outputs = (part.output if granted is None else min(part.output, granted) for part in self._parts)
+        tokens_in, tokens_out = sum(part.input for part in self._parts), sum(outputs)
+        return {"r": 1, "i": tokens_in, "o": tokens_out, "t": tokens_in + tokens_out}
 
     async def _catch_up(self, reply: answers.Reply, found: Bounds) -> None:
         """Bring onto the books what has happened: ends, and where a queue is full, claims."""

@@ -5,7 +5,7 @@ Knows ADMIT's reply and no store.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from noria.gateway.errors import RateLimited
@@ -102,8 +102,8 @@ def duration(milliseconds: int) -> str:
     return f"{minutes}m{seconds}" if minutes else seconds
 
 
-def refusal(reply: Reply, bounds: Bounds, principal: Principal, model: str, asked: int) -> RateLimited:
-    """The error for a request that was not let in; `asked` are its tokens."""
+def refusal(reply: Reply, bounds: Bounds, principal: Principal, model: str, asked: Mapping[str, int]) -> RateLimited:
+    """The error for a request that was not let in; `asked` is what it asks of each kind of meter."""
     where = f"for {model} in organization {principal.organization.id}"
     place = reply.which - 1
     if reply.what == "gate":
@@ -124,10 +124,9 @@ def refusal(reply: Reply, bounds: Bounds, principal: Principal, model: str, aske
     meter, used = state.meter, state.meter.limit - state.remaining
     kind = "Request too large" if reply.what == "large" else "Rate limit reached"
     message = f"{kind} {where} on {meter.rate.words}: Limit {meter.limit}"
+    requested = f"Requested {asked[meter.rate.kind]}"
     if reply.what == "large":
-        return TooLarge(f"{message}, Requested {asked}. The input or output tokens must be reduced.")
-    if meter.rate.kind == "r":
-        message = f"{message}, Used {used}, Requested 1. Please try again in {duration(round(reply.wait * 1000))}."
-        return RateLimited(message, retry_after=reply.wait)
-    message = f"{message}, Used {used}, Requested {asked}. Please try again in {duration(round(reply.wait * 1000))}."
-    return TokensLimited(message, retry_after=reply.wait)
+        return TooLarge(f"{message}, {requested}. The input or output tokens must be reduced.")
+    message = f"{message}, Used {used}, {requested}. Please try again in {duration(round(reply.wait * 1000))}."
+    refused = RateLimited if meter.rate.kind == "r" else TokensLimited
+    return refused(message, retry_after=reply.wait)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +103,7 @@ class Books:
         if models is None:
             (members,) = await self._store.run(("SMEMBERS", names.LEDGERS))
             models = [member.decode() for member in members]
-        return sum([await self._post(model) for model in models])
+        return await _each(self._post(model) for model in models)
 
     async def _post(self, model: str) -> int:
         ledger, number = keys.ledger(model), 0
@@ -117,20 +117,20 @@ class Books:
                 entry = read_entry(model, entry_id, flat, tariff)
                 if entry is not None:
                     entries.setdefault(entry.organization, []).append(entry)
-            for organization_id, own in entries.items():
-                number += await self._post_what_can_be(organization_id, model, own)
+            number += await _each(self._post_what_can_be(o, model, own) for o, own in entries.items())
             milliseconds, _, place = found[-1][0].decode().partition("-")
             await self._store.run(("XTRIM", ledger, "MINID", f"{milliseconds}-{int(place) + 1}"))
             if len(found) < AT_ONCE:
                 return number
 
     async def _post_what_can_be(self, organization_id: str, model: str, entries: Sequence[Entry]) -> int:
-        """An entry that the script stumbles over is passed over alone: it must not hold up all others for ever."""
+        """An entry that something stumbles over is passed over alone, whole in the log: it must not hold up all others
+        for ever."""
         try:
             return await self._post_to(organization_id, model, entries)
-        except StoreFault as error:
+        except (StoreFault, OverflowError, TypeError, ValueError) as error:  # after any other all of it is tried again
             if len(entries) == 1:
-                log.error("an entry of a ledger cannot be posted", entry=entries[0].fields, reason=str(error))
+                log.error("an entry of a ledger cannot be posted", entry=entries[0].fields, reason=repr(error))
                 return 0
         return sum([await self._post_what_can_be(organization_id, model, [entry]) for entry in entries])
 
@@ -146,21 +146,28 @@ class Books:
     async def _watches(self, organization_id: str, entries: Sequence[Entry]) -> list[Watch]:
         wanted = ["organization", *{f"project/{e.project}" for e in entries}, *{f"key/{e.key}" for e in entries}]
         raw = await self._directory.fields(organization_id, *wanted)
-        found: Mapping[str, bytes | None] = dict(zip(wanted, raw, strict=True))
-        return [watch for name, value in found.items() if value for watch in watches_of(name, value, time.time())]
+        watches: list[Watch] = []
+        for name, value in zip(wanted, raw, strict=True):
+            try:
+                watches += watches_of(name, value, time.time()) if value else []
+            except ValueError as error:  # what was used is posted all the same
+                log.error("a record of the directory cannot be read", record=name, reason=str(error))
+        return watches
 
     async def sweep(self) -> int:
         """Give back what requests hold that were never put on a queue, or were lost with it; returns how many."""
+        return await _each(self._sweep(organization_id) for organization_id in await self._directory.organization_ids())
+
+    async def _sweep(self, organization_id: str) -> int:
         given = 0
-        for organization_id in await self._directory.organization_ids():
-            (due,) = await self._store.run(OVERDUE(names.organization(organization_id), HOLD_MS, AT_ONCE))
-            for reservation, model, parts in due:
-                gone = await self._gone(model.decode(), [part.decode() for part in parts])
-                if gone:
-                    # What ended meanwhile is in the ledger since the very moment at which it was gone.
-                    await self.post([model.decode()])
-                    await self.withdraw(organization_id, reservation.decode(), gone)
-                    given += len(gone)
+        (due,) = await self._store.run(OVERDUE(names.organization(organization_id), HOLD_MS, AT_ONCE))
+        for reservation, model, parts in due:
+            gone = await self._gone(model.decode(), [part.decode() for part in parts])
+            if gone:
+                # What ended meanwhile is in the ledger since the very moment at which it was gone.
+                await self.post([model.decode()])
+                await self.withdraw(organization_id, reservation.decode(), gone)
+                given += len(gone)
         return given
 
     async def _gone(self, model: str, parts: Sequence[str]) -> list[str]:
@@ -168,7 +175,7 @@ class Books:
         return [part for part, exists in zip(parts, there, strict=True) if not exists]
 
     async def run(self) -> None:
-        """Post and sweep until cancelled."""
+        """Post and sweep until cancelled, whatever is raised."""
         sweep_at, away = 0.0, False
         while True:
             try:
@@ -179,15 +186,31 @@ class Books:
                 pass
             self._soon.clear()
             try:
-                await self.post()
+                works: list[Callable[[], Awaitable[int]]] = [self.post]
                 if time.monotonic() >= sweep_at:
                     sweep_at = time.monotonic() + 2 * EVERY
-                    await self.sweep()
+                    works.append(self.sweep)
+                await _each(work() for work in works)
                 away = False
             except BrokerUnavailable as error:
                 if not away:
                     log.warning("the books cannot be kept: the store is away", reason=str(error))
                 away = True
-            except StoreFault:
+            except Exception:
                 log.exception("the books cannot be kept")
                 await asyncio.sleep(EVERY)
+
+
+async def _each(works: Iterable[Awaitable[int]]) -> int:
+    """Their sum. All of them are done, whatever one raises; only then is it raised. Without a store none goes on."""
+    number, faults = 0, []
+    for work in works:
+        try:
+            number += await work
+        except BrokerUnavailable:
+            raise
+        except Exception as fault:
+            faults.append(fault)
+    if faults:
+        raise faults[0] if len(faults) == 1 else ExceptionGroup("several of them", faults)
+    return number

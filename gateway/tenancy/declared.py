@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 from noria.gateway.schemas.administration import ApiKeyCreate, OrganizationCreate, ProjectCreate, chosen
 from noria.gateway.schemas.strict import RequestBody
 from noria.gateway.tenancy.directory import Snapshot
+from noria.gateway.tenancy.given import ModelName
 from noria.gateway.tenancy.records import Price, Stored
 
 _REST = "[A-Za-z0-9_.-]{1,60}$"
@@ -37,7 +38,7 @@ class TenantsFile(RequestBody):
     """A field that is left out has its default: the file says all there is to say of what it names."""
 
     organizations: list[DeclaredOrganization] = Field(default_factory=list)
-    prices: dict[Annotated[str, Field(min_length=1, max_length=256)], Price] = Field(default_factory=dict)
+    prices: dict[ModelName, Price] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _names_each_once(self) -> TenantsFile:

@@ -59,8 +59,8 @@ class Entry:
 
 def read_entry(model: str, place: bytes, flat: Any, tariff: Tariff) -> Entry | None:
     """An entry of the model's ledger, priced; None for one that cannot be read."""
-    found = _texts(flat)
     try:
+        found = _texts(flat)
         organization, project, key = found.pop("account").split("/")
         fields: dict[str, Any] = {n: int(float(v)) if n in NUMBERS else v for n, v in found.items()}
         fields |= {"project": project, "key": key, "model": model}
@@ -68,7 +68,7 @@ def read_entry(model: str, place: bytes, flat: Any, tariff: Tariff) -> Entry | N
         missing = [name for name in FIELDS if name not in fields]
         if missing:
             raise ValueError(f"without {', '.join(missing)}")
-    except (KeyError, ValueError) as error:
+    except (KeyError, ValueError, OverflowError) as error:
         log.error("an entry of a ledger cannot be read", model=model, place=place.decode(), reason=str(error))
         return None
     return Entry(place.decode(), organization, fields)

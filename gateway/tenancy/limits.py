@@ -17,6 +17,9 @@ MINUTE, DAY = 60_000, 86_400_000
 NANO = 1_000_000_000
 """Money is counted in billionths of a US dollar, in whole numbers."""
 
+EXACT = 2**53 - 1
+"""Up to here the store's scripts, whose numbers are doubles, count exactly."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rate:
@@ -124,7 +127,7 @@ def budget_checks(subject: Subject, now: float) -> list[BudgetCheck]:
 
 
 def amount(budget: Budget) -> int:
-    return math.floor(budget.limit * (NANO if budget.unit == "usd" else 1))
+    return min(EXACT, math.floor(budget.limit * (NANO if budget.unit == "usd" else 1)))
 
 
 def period_of(period: str, now: float) -> str:

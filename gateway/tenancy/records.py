@@ -17,8 +17,8 @@ Amount: TypeAlias = Annotated[int, Field(ge=1, le=10**15)]
 Name: TypeAlias = Annotated[str, Field(min_length=1, max_length=128)]
 Tier: TypeAlias = Literal["priority", "default", "flex", "batch"]
 Endpoint: TypeAlias = Literal[
-    "batches", "chat", "completions", "conversations", "detokenize", "embeddings", "files", "models", "openapi.json",
-    "rerank", "responses", "score", "tokenize",
+    "batches", "chat", "completions", "conversations", "detokenize", "embeddings", "files", "messages", "models",
+    "openapi.json", "rerank", "responses", "score", "tokenize", "uploads",
 ]  # fmt: skip
 """The first word of a path behind /v1."""
 

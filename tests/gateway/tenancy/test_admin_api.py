@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import time
+from typing import get_args
 
 import openai
 import pytest
 
+from noria.gateway.app import _NOUNS
+from noria.gateway.tenancy.given import MAX_USD
+from noria.gateway.tenancy.limits import amount
+from noria.gateway.tenancy.principal import endpoint_of
+from noria.gateway.tenancy.records import Endpoint, Project
 from tests.gateway.tenancy.conftest import Tenants
 
 
@@ -88,6 +94,9 @@ def test_organizations_are_kept_apart(tenants: Tenants):
         assert client.get("/v1/organization").status_code == 403
 
 
+USD = {"period": "month", "unit": "usd"}
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [
@@ -99,11 +108,49 @@ def test_organizations_are_kept_apart(tenants: Tenants):
         ("/organization/projects/proj_default/api_keys", {"name": "x", "ip_allow_list": ["home"]}, "ip_allow_list"),
         ("/organization/projects/proj_default/api_keys", {"name": "x", "endpoints": ["all"]}, "endpoints[0]"),
         ("/organization/prices/tiny", {"input": 1}, "output"),
+        ("/organization/prices/tiny", {"input": 2e6, "output": 1}, "input"),
+        ("/organization/prices/" + "x" * 201, {"input": 1, "output": 1}, "model"),
+        ("/organization/prices/a%07b", {"input": 1, "output": 1}, "model"),
+        ("/organization/prices/a%FFb", {"input": 1, "output": 1}, "model"),
+        ("/organization/projects", {"name": "x", "limits": {"models": {"x" * 201: {}}}}, "limits.models"),
+        ("/organization/projects", {"name": "x", "limits": {"models": {"a\ufffd": {}}}}, "limits.models"),
+        ("/organization/projects", {"name": "x", "limits": {"tokens_per_day": 2**53}}, "limits.tokens_per_day"),
+        ("/organization/projects", {"name": "x", "budgets": [{**USD, "limit": 9_000_001}]}, "budgets[0].limit"),
+        ("/organization/projects/proj_default/api_keys", {"name": "x", "budgets": [{**USD, "limit": 1e15}]},
+         "budgets[0].limit"),
+        ("/organization/projects", {"name": "x", "budgets": [{**USD, "unit": "tokens", "limit": 2.0**53}]},
+         "budgets[0].limit"),
     ],
 )  # fmt: skip
 def test_bad_fields_are_named(tenants: Tenants, path, body, param):
     refused = tenants.admin.post(f"/v1{path}", json=body)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, param), refused.text
+
+
+@pytest.mark.parametrize("unit", ["usd", "tokens"])
+def test_the_largest_budget_lets_in(tenants: Tenants, unit):
+    limit = MAX_USD if unit == "usd" else 10**15
+    _, _, key = tenants.key(budgets=[{"period": "day", "unit": unit, "limit": limit}])
+    assert tenants.chat(key).status_code == 200
+
+
+def test_a_budget_from_before_the_bound_is_counted_as_far_as_numbers_go():
+    stored = Project.model_validate({"id": "p", "name": "p", "created_at": 1, "budgets": [{**USD, "limit": 1e15}]})
+    assert amount(stored.budgets[0]) == 2**53 - 1
+
+
+def test_a_key_may_be_for_every_endpoint_that_there_is():
+    """Those for admin keys alone left out."""
+    words = {endpoint_of(route.path) for noun in _NOUNS for route in noun.router.routes}
+    assert set(get_args(Endpoint)) == words - {"admin", "organization", "organizations"}
+
+
+def test_a_service_account_that_is_not_there_is_called_so(tenants: Tenants):
+    path = f"/v1/organization/projects/{tenants.project()}/service_accounts/svc_acct_X"
+    for answer in (tenants.admin.get(path), tenants.admin.post(path, json={"name": "n"}), tenants.admin.delete(path)):
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (404, "service_account_id")
+        assert error["message"] == "No service account found with id 'svc_acct_X'."
 
 
 def test_prices_are_set_and_taken_away_and_each_time_written_down(tenants: Tenants):

@@ -100,6 +100,15 @@ def test_tokens_are_reserved_whole_and_settled_to_what_was_used(tenants: Tenants
     eventually(lambda: books.is_at_rest)
 
 
+@pytest.mark.parametrize("kind", ["input", "output"])
+def test_a_refusal_names_what_was_asked_of_the_limit_that_refuses(tenants: Tenants, kind):
+    _, _, key = tenants.key(limits={f"{kind}_tokens_per_day": 4})
+    free = tenants.chat(tenants.key()[2], max_tokens=1).json()["usage"]["prompt_tokens"]
+    large = tenants.chat(key, max_tokens=37)
+    assert error(large) == (429, "tokens", "rate_limit_exceeded")
+    assert f"Limit 4, Requested {37 if kind == 'output' else free}." in large.json()["error"]["message"]
+
+
 def test_what_was_not_asked_for_is_cut_to_what_a_limit_could_ever_give(tenants: Tenants, books, engine):
     _, _, key = tenants.key(limits={"tokens_per_day": 60})
     engine.answer = "x" * 100

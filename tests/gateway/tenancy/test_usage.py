@@ -8,6 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from noria.engine.wire import keys
+from noria.gateway.tenancy import names
+from noria.gateway.tenancy.books import Books
 from tests.gateway.conftest import NUM_PLACES, ScriptedEngine, eventually
 from tests.gateway.tenancy.books import Store
 from tests.gateway.tenancy.conftest import CHAT, Tenants, ask
@@ -98,6 +101,44 @@ def test_a_tool_call_counts_what_the_model_wrote(tenants: Tenants, books, store_
     assert int(entry["output"]) == told["completion_tokens"] == written
     assert int(entry["prompt"]) == told["prompt_tokens"] == len(engine.seen[-1].request.prompt)
     assert int(entry["cached"]) == told["prompt_tokens_details"]["cached_tokens"] == 16
+
+
+def test_an_entry_or_a_ledger_that_cannot_be_posted_holds_up_no_other(tenants: Tenants, books, store_url):
+    project, key_id, key = tenants.key()
+    entry = {"account": f"org-default/{project}/{key_id}", "id": "x-0", "at": 1, "class": "default", "prompt": "1e300",
+             "cached": 0, "output": 1, "reason": "stop", "engine": "e", "queue_ms": 0, "prefill_ms": 0,
+             "decode_ms": 0}  # fmt: skip
+    broken = [f"broken-{place}" for place in range(6)]
+    for model in broken:
+        books.client.set(keys.ledger(model), "no stream")
+    try:
+        books.client.sadd(names.LEDGERS, *broken)
+        for wrong in ({}, {"prompt": "inf", "output": 1}, {"prompt": 1, "at": "1e300"}):
+            books.client.xadd(keys.ledger("tiny"), {**entry, **wrong})
+        assert tenants.chat(key).status_code == 200
+        eventually(lambda: len(books.ledger(project)) == 1, 20)
+        assert tenants.chat(key).status_code == 200  # the loop goes on
+        eventually(lambda: len(books.ledger(project)) == 2, 20)
+    finally:
+        books.client.srem(names.LEDGERS, *broken)
+        books.client.delete(*(keys.ledger(model) for model in broken))
+    eventually(lambda: books.is_at_rest)
+
+
+def test_a_fault_of_ours_is_tried_again_and_loses_nothing(tenants: Tenants, books, monkeypatch):
+    project, _, key = tenants.key()
+    faults, post = [], Books._post_to
+
+    async def stumble(self, *args):
+        if len(faults) < 3:
+            faults.append(args)
+            raise RuntimeError("a fault of ours")
+        return await post(self, *args)
+
+    monkeypatch.setattr(Books, "_post_to", stumble)
+    assert tenants.chat(key).status_code == 200
+    eventually(lambda: len(faults) == 3 and len(books.ledger(project)) == 1, 20)
+    eventually(lambda: books.is_at_rest)
 
 
 def test_what_never_ran_has_used_nothing(tenants: Tenants, books, engine):
