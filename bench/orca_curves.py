@@ -134,21 +134,25 @@ def _capacity(found: dict[str, Any], point: Point) -> float:
 
 
 def simulated(found: dict[str, Any], cost: CostModel) -> None:
-    """Add to every point what the simulated engine makes of it, at the speed that the machine had meanwhile."""
+    """Add to every point what the simulated engine makes of it, at the speed that the machine had in each run."""
     for entry in found["points"].values():
         point = Point(**{**entry["point"], "policies": tuple(entry["point"]["policies"])})
-        slowed = CostModel(*(price * entry["slowness"] for price in asdict(cost).values()))
         entry["simulated"] = {
-            policy: simulate(policy, entry["rate"], engine=point.engine, workload=point.workload, cost=slowed).summary()
+            policy: simulate(
+                policy,
+                entry["rate"],
+                engine=point.engine,
+                workload=point.workload,
+                cost=CostModel(*(price * entry["slowness"][policy] for price in asdict(cost).values())),
+            ).summary()
             for policy in point.policies
         }
 
 
-def slowness(traces: Sequence[Trace], cost: CostModel) -> float:
-    """Measured over predicted seconds of these iterations: others use this machine as well, and a run takes minutes."""
-    iterations = [iteration for trace in traces for iteration in trace.iterations]
-    measured = sum(1e-6 * (iteration.forward_us + iteration.select_us) for iteration in iterations)
-    return measured / sum(cost.of(rows_of(iteration)) for iteration in iterations)
+def slowness(trace: Trace, cost: CostModel) -> float:
+    """Measured over predicted seconds of a run's iterations: others use this machine as well, and it takes minutes."""
+    measured = sum(1e-6 * (iteration.forward_us + iteration.select_us) for iteration in trace.iterations)
+    return measured / sum(cost.of(rows_of(iteration)) for iteration in trace.iterations)
 
 
 MEASURES = ("tokens_per_second", "latency_per_token_median")
@@ -236,7 +240,9 @@ def report(state: Path, logs: Path, picture: Path | None, costs: Path | None) ->
     if costs is not None:
         fitted.cost.save(costs, model=found["model"], iterations=fitted.num_iterations, error=fitted.error)
     for key, entry in found["points"].items():
-        entry["slowness"] = slowness(traces[key], fitted.cost)
+        entry["slowness"] = {
+            policy: slowness(trace, fitted.cost) for policy, trace in zip(entry["results"], traces[key], strict=True)
+        }
     simulated(found, fitted.cost)
     off = differences(found)
     console = Console(width=130)

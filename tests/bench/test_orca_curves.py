@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bench import orca_curves
 from bench.long_prompts import Scene, measure
-from bench.orca_curves import TRACE, throughput_at
+from bench.orca_curves import MEASURES, TRACE, differences, simulated, throughput_at, verdict
 from bench.real_engine import RealEngine
 from bench.tiny_model import make
 from noria.costs import CostModel
 
 pytest.importorskip("matplotlib")
+
+RECORDED = Path(__file__).parents[2] / "docs" / "data" / "orca_curves.json"
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +65,35 @@ def test_throughput_at_a_latency() -> None:
 
 
 def test_long_prompts_hold_streams_up_less_in_chunks(model: str, tmp_path: Path) -> None:
-    scene = Scene(streams=4, tokens=60, prompts=1, prompt_tokens=3000, quiet=0.02)
+    scene = Scene(streams=4, tokens=400, prompts=1, prompt_tokens=3000, quiet=0.003)
     found = measure(RealEngine(model), scene, [64, 0], tmp_path)
     assert set(found) == {"quiet", "64", "whole"} and all(row["gaps"] > 0 for row in found.values())
     assert found["64"]["p99"] < 0.6 * found["whole"]["p99"]
+
+
+@pytest.fixture(scope="module")
+def recorded() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(RECORDED.read_text())
+    return found
+
+
+def test_the_simulated_engine_gives_the_curves_of_the_real_one(recorded: dict[str, Any]) -> None:
+    """Within 20 %, with the costs fitted to the recorded runs. Not the latencies of `static` at half loads: there it
+    depends on a single iteration who has to wait for the next whole batch."""
+    simulated(recorded, CostModel(**recorded["cost"]))
+    off = differences(recorded)
+    assert len(off) >= 50
+    throughput, latency = MEASURES
+    assert {key: d[throughput] for key, d in off.items() if abs(d[throughput]) > 0.2} == {}
+    assert {key for key, d in off.items() if abs(d[latency]) > 0.2} <= {
+        "trace/16/0.1/static", "trace/16/0.5/static", "trace/4/0.7/static", "trace/32/0.7/static",
+    }  # fmt: skip
+    assert all(abs(d[latency]) < 0.35 for d in off.values())
+
+
+def test_the_recorded_run_shows_what_is_said_of_it(recorded: dict[str, Any]) -> None:
+    found = verdict(recorded)
+    assert found["peak_orca_over_static"] >= 1.7
+    assert found["at_twice_unloaded_orca_over_static"] >= 3
+    assert found["paged_over_orca_throughput_least"] >= 0.94 and found["paged_over_orca_latency_most"] <= 1.1
+    assert found["ask_running_paged_over_orca"] >= 1.5
