@@ -49,7 +49,7 @@ def served(folder: Path) -> Iterator[Served]:
         yield found
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """Gone before other tests begin: while it is there, this thread has a running event loop."""
     if CHROMIUM is None:
@@ -62,7 +62,7 @@ def browser() -> Iterator[Browser]:
         running.close()
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def origin(browser: Browser, served: Served) -> str:
     """Asks for the browser first: without one nothing is started."""
     return served.base_url.removesuffix("/v1")
