@@ -25,7 +25,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from noria.load import Client, Done, LoadError, Outcome, Target, calibrate, first_model, summary, takes
-from noria.options import BadSetting
+from noria.options import BadSetting, check_lengths
 from noria.replay import Workload
 from noria.store_address import kept_api_key
 from noria.supervisor import EXIT_FAILED, EXIT_KILLED
@@ -109,9 +109,7 @@ def _headers(base_url: str, state_dir: Path | None) -> dict[str, str]:
 
 
 def _check(prompt: tuple[int, int], output: tuple[int, int], rates: Sequence[float] | None) -> None:
-    for name, (low, high) in (("prompt", prompt), ("output", output)):
-        if not 0 < low <= high:
-            raise BadSetting(f"--{name} {low} {high}: 0 < shortest <= longest")
+    check_lengths(prompt=prompt, output=output)
     for rate in rates or ():
         if not 0 < rate < float("inf"):  # nan included
             raise BadSetting(f"--rate {rate:g}: must be more than 0")

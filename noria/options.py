@@ -164,3 +164,10 @@ def _field_named(settings: type[BaseSettings], key: str) -> str:
         if key in (name, *_aliases(info)):
             return name
     return key
+
+
+def check_lengths(**spans: tuple[int, int]) -> None:
+    """Spans of lengths, by the option that gave them. Raises BadSetting for one that holds none."""
+    for name, (low, high) in spans.items():
+        if not 0 < low <= high:
+            raise BadSetting(f"--{name} {low} {high}: 0 < shortest <= longest")

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from noria.costs import BadCosts, CostModel
 from noria.engine.scheduling.policy import POLICIES
-from noria.options import BadSetting
+from noria.options import BadSetting, check_lengths
 from noria.replay import Workload
 from noria.simulation import Engine, simulate
 from noria.tables import console
@@ -97,9 +97,7 @@ def _cost(file: Path | None, **given: tuple[float | None, float]) -> CostModel:
 
 
 def _check(engine: Engine, workload: Workload, cost: CostModel, rates: Sequence[float] | None) -> None:
-    for name, (low, high) in (("prompt", workload.prompt), ("output", workload.output)):
-        if not 0 < low <= high:
-            raise BadSetting(f"--{name} {low} {high}: 0 < shortest <= longest")
+    check_lengths(prompt=workload.prompt, output=workload.output)
     for rate in rates or ():
         if not rate > 0:  # nan included
             raise BadSetting(f"--rate {rate:g}: must be more than 0")
