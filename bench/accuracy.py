@@ -12,10 +12,10 @@ from pydoc_data.topics import topics
 import torch
 from torch import Tensor
 
-from noria.engine.assembly import plan
 from noria.engine.config import EngineConfig
 from noria.engine.models.load import LoadedModel, load
 from noria.engine.offline import OfflineEngine
+from noria.engine.plan import plan
 from noria.engine.wire.messages import SamplingParams
 from noria.engine.wire.tokenizer import Tokenizer
 from noria.kernels.layout import RaggedLayout

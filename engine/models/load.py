@@ -16,7 +16,7 @@ from noria.engine.models.gguf_checkpoint import GGUFCheckpoint
 from noria.engine.models.gguf_tokenizer import gguf_tokenizer_files
 from noria.engine.models.hf_tokenizer import hf_tokenizer_files
 from noria.engine.models.safetensors_checkpoint import SafetensorsCheckpoint
-from noria.engine.models.sharded_ops import ShardedOps, Shards, shard_tables
+from noria.engine.models.sharded_ops import ShardedOps, Shards, mark_shard
 from noria.engine.models.shards import ShardedCheckpoint, Shares
 from noria.engine.models.source import ModelSource
 from noria.engine.models.spec import ModelSpec
@@ -82,7 +82,7 @@ def build_decoder(
     weights = build_weights(checkpoint.spec(), checkpoint, ops, progress, _ends(parallel))
     if shards is not None:
         ids = [Shares.of(whole.spec(), replace(parallel, rank=shard)).vocab for shard in range(parallel.tp)]
-        weights = shard_tables(weights, ids[parallel.shard], tuple(map(len, ids)))
+        weights = mark_shard(weights, ids[parallel.shard], tuple(map(len, ids)))
         ops = cast(Ops, ShardedOps(ops, shards))
     return Decoder(checkpoint.spec(), weights, ops)
 

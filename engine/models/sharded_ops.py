@@ -69,16 +69,17 @@ class ShardedOps:
         return self._shards.sum(rows.masked_fill_(elsewhere.to(rows.device)[:, None], 0.0))
 
     def pack_layers(self, layers: Sequence[LayerWeights]) -> list[LayerWeights]:
-        return [replace(layer, output=Partial(layer.output), down=Partial(layer.down)) for layer in layers]
+        return list(layers)
 
     def run_layers(self, x: Tensor, layers: Sequence[LayerWeights], eps: float, kv: Any, plan: Any) -> Tensor:
         return composed.run_layers(cast(Ops, self), x, layers, eps, kv, plan)
 
 
-def shard_tables(weights: DecoderWeights, ids: range, widths: tuple[int, ...]) -> DecoderWeights:
-    """The weights, their tables marked as those of the tokens in `ids` alone."""
+def mark_shard(weights: DecoderWeights, ids: range, widths: tuple[int, ...]) -> DecoderWeights:
+    """The weights of one shard, marked as such: which give parts of sums, and tables of the tokens in `ids` alone."""
 
-    def part(packed: Any | None) -> Any | None:
+    def table(packed: Any | None) -> Any | None:
         return None if packed is None else Vocabulary(packed, ids, widths)
 
-    return replace(weights, embedding=part(weights.embedding), head=part(weights.head))
+    layers = [replace(layer, output=Partial(layer.output), down=Partial(layer.down)) for layer in weights.layers]
+    return replace(weights, embedding=table(weights.embedding), layers=layers, head=table(weights.head))
