@@ -6,7 +6,7 @@ Knows tensor names in the Hugging Face style; where their bytes come from is the
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,32 +31,55 @@ class Checkpoint(Protocol):
     def num_bytes(self, name: str) -> int:
         """Bytes of the tensor on disk; 0 when there is no such tensor."""
 
-    def tensor(self, name: str) -> Tensor:
-        """The tensor's values in float32, in memory of their own. KeyError when there is no such tensor."""
+    def tensor(self, name: str, rows: slice = slice(None), columns: slice = slice(None)) -> Tensor:
+        """The tensor's values in float32, in memory of their own. KeyError when there is no such tensor. Of `rows` and
+        `columns` alone where they are given: no more is read."""
 
-    def weight(self, name: str) -> Weight:
-        """A matrix as precisely as the file holds it: `tensor`, or integers in groups where they are that."""
+    def weight(self, name: str, rows: slice = slice(None), columns: slice = slice(None)) -> Weight:
+        """A matrix as precisely as the file holds it: `tensor`, or integers in groups where they are that. Raises
+        ModelError for columns that would cut a group."""
+
+
+class Ends(NamedTuple):
+    """Which ends of the stack a pipeline stage has beside its layers: the embedding, and final norm and output head."""
+
+    first: bool = True
+    last: bool = True
+
+
+BOTH_ENDS = Ends()
 
 
 def build_weights(
-    spec: ModelSpec, checkpoint: Checkpoint, ops: Ops, progress: Callable[[int, int], None] | None = None
+    spec: ModelSpec,
+    checkpoint: Checkpoint,
+    ops: Ops,
+    progress: Callable[[int, int], None] | None = None,
+    ends: Ends = BOTH_ENDS,
 ) -> DecoderWeights:
     """Read every weight of the model and lay it out for `ops`. `progress` gets bytes read and bytes in all.
 
     Raises ModelError, naming the checkpoint and the tensor, where one is missing or has another shape.
     """
-    reader = _TensorReader(spec, checkpoint, ops, progress)
+    reader = _TensorReader(spec, checkpoint, ops, progress, ends)
     hidden, vocab = spec.hidden_size, spec.vocab_size
-    table = reader.weight("model.embed_tokens.weight", (vocab, hidden))
+    embedding, norm, head = None, None, None
+    if ends.first or (ends.last and spec.tied):
+        table = reader.weight("model.embed_tokens.weight", (vocab, hidden))
     layers = [_build_layer(spec, reader, f"model.layers.{index}.") for index in range(spec.num_layers)]
-    norm = reader.norm("model.norm.weight", hidden)
-    head = ops.pack_linear([table if spec.tied else reader.weight("lm_head.weight", (vocab, hidden))])
-    return DecoderWeights(ops.pack_table(table, head if spec.tied else None), layers, norm, head)
+    if ends.last:
+        norm = reader.norm("model.norm.weight", hidden)
+        head = ops.pack_linear([table if spec.tied else reader.weight("lm_head.weight", (vocab, hidden))])
+    if ends.first:
+        embedding = ops.pack_table(table, head if spec.tied else None)
+    return DecoderWeights(embedding, layers, norm, head)
 
 
-def tensor_names(spec: ModelSpec) -> list[str]:
+def tensor_names(spec: ModelSpec, ends: Ends = BOTH_ENDS) -> list[str]:
     """Every tensor that `build_weights` reads."""
-    names = ["model.embed_tokens.weight", "model.norm.weight"] + ([] if spec.tied else ["lm_head.weight"])
+    names = ["model.embed_tokens.weight"] if ends.first or (ends.last and spec.tied) else []
+    if ends.last:
+        names += ["model.norm.weight"] + ([] if spec.tied else ["lm_head.weight"])
     attention = ("q_proj", "k_proj", "v_proj")
     for index in range(spec.num_layers):
         layer = f"model.layers.{index}."
@@ -72,12 +95,17 @@ def tensor_names(spec: ModelSpec) -> list[str]:
 
 class _TensorReader:
     def __init__(
-        self, spec: ModelSpec, checkpoint: Checkpoint, ops: Ops, progress: Callable[[int, int], None] | None
+        self,
+        spec: ModelSpec,
+        checkpoint: Checkpoint,
+        ops: Ops,
+        progress: Callable[[int, int], None] | None,
+        ends: Ends,
     ) -> None:
         self._checkpoint = checkpoint
         self._ops = ops
         self._progress = progress
-        self._total = sum(checkpoint.num_bytes(name) for name in tensor_names(spec))
+        self._total = sum(checkpoint.num_bytes(name) for name in tensor_names(spec, ends))
         self._done = 0
 
     def read(self, name: str, shape: tuple[int, ...]) -> Tensor:

@@ -20,12 +20,13 @@ from noria.kernels.pools import KVPools
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """All weights of a model, packed by the operations that compute with them."""
+    """All weights of a model, packed by the operations that compute with them. A pipeline stage has no embedding unless
+    it is the first, no norm and no head unless it is the last."""
 
-    embedding: Any  # [vocab, hidden], as `Ops.pack_table` laid it out
+    embedding: Any | None  # [vocab, hidden], as `Ops.pack_table` laid it out
     layers: list[LayerWeights]
-    norm: Tensor  # [hidden]
-    head: Any  # [vocab, hidden], as `Ops.pack_linear` laid it out
+    norm: Tensor | None  # [hidden]
+    head: Any | None  # [vocab, hidden], as `Ops.pack_linear` laid it out
 
 
 class Decoder:
@@ -46,13 +47,17 @@ class Decoder:
         return self.logits(self.hidden_states(token_ids, positions, kv, layout).index_select(0, logit_rows))
 
     @torch.inference_mode()
-    def hidden_states(self, token_ids: Tensor, positions: Tensor, kv: KVPools, layout: RaggedLayout) -> Tensor:
+    def hidden_states(
+        self, token_ids: Tensor, positions: Tensor, kv: KVPools, layout: RaggedLayout, x: Tensor | None = None
+    ) -> Tensor:
         """Run T tokens through the stack, writing their keys and values into `kv`; [T, hidden].
 
         token_ids and positions int64 [T], flattened as `layout` says; positions count from 0 in each row.
-        Hidden states are the operations' own: on their device and in their precision.
+        Hidden states are the operations' own: on their device and in their precision. `x`: those of the pipeline stage
+        before, which take the place of the tokens' embeddings and may be overwritten.
         """
-        x = self.ops.embed(self._weights.embedding, token_ids)
+        if x is None:
+            x = self.ops.embed(self._weights.embedding, token_ids)
         angles = self._angles.up_to(int(positions.max()) + 1 if len(positions) else 0)
         plan = self.ops.plan_step(layout, positions, angles, kv, self.spec.num_heads, self._scale)
         return self.ops.run_layers(x, self._layers, self.spec.norm_eps, kv, plan)
@@ -69,4 +74,6 @@ class Decoder:
         return self.ops.linear(self._normed(hidden), self._weights.head).to("cpu", torch.float32)
 
     def _normed(self, hidden: Tensor) -> Tensor:
+        if self._weights.norm is None:
+            raise ValueError("only the last stage has a final norm")
         return self.ops.rms_norm(hidden, self._weights.norm, self.spec.norm_eps)

@@ -53,25 +53,19 @@ class GGUFCheckpoint:
         place = self.file.tensors.get(_gguf_name(name))
         return place.nbytes if place else 0
 
-    def tensor(self, name: str) -> Tensor:
-        values = self.file.dequantize(_gguf_name(name))
-        num_heads = self._paired_heads(name)
-        return _half_rotation(values, num_heads) if num_heads else values
+    def tensor(self, name: str, rows: slice = slice(None), columns: slice = slice(None)) -> Tensor:
+        values = self.file.dequantize(_gguf_name(name), rows, columns)
+        return _half_rotation(values, self._spec.head_dim) if self._is_paired(name) else values
 
-    def weight(self, name: str) -> Weight:
-        grouped = read_groups(self.file, _gguf_name(name))
+    def weight(self, name: str, rows: slice = slice(None), columns: slice = slice(None)) -> Weight:
+        grouped = read_groups(self.file, _gguf_name(name), rows, columns)
         if grouped is None:
-            return self.tensor(name)
-        num_heads = self._paired_heads(name)
-        return grouped.rows(lambda rows: _half_rotation(rows, num_heads)) if num_heads else grouped
+            return self.tensor(name, rows, columns)
+        return grouped.rows(lambda r: _half_rotation(r, self._spec.head_dim)) if self._is_paired(name) else grouped
 
-    def _paired_heads(self, name: str) -> int:
-        """Heads of a projection whose rows are in llama.cpp's rotary order; 0 for all others."""
-        if self._architecture != "llama":
-            return 0
-        if ".q_proj." in name:
-            return self._spec.num_heads
-        return self._spec.num_kv_heads if ".k_proj." in name else 0
+    def _is_paired(self, name: str) -> bool:
+        """Whether it is a projection whose rows are in llama.cpp's rotary order."""
+        return self._architecture == "llama" and (".q_proj." in name or ".k_proj." in name)
 
     def _read_spec(self) -> ModelSpec:
         tensors = self.file.tensors
@@ -161,6 +155,6 @@ def _gguf_name(name: str) -> str:
     return f"blk.{layer}.{_LAYER_PARTS[part]}.{kind}"
 
 
-def _half_rotation(values: Tensor, num_heads: int) -> Tensor:
+def _half_rotation(values: Tensor, head_dim: int) -> Tensor:
     """Undo llama.cpp's order of a head's channels, where rotary pairs are neighbours: (0, 1), (2, 3), ..."""
-    return values.view(num_heads, -1, 2, *values.shape[1:]).transpose(1, 2).reshape(values.shape)
+    return values.view(-1, head_dim // 2, 2, *values.shape[1:]).transpose(1, 2).reshape(values.shape)

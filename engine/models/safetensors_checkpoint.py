@@ -59,9 +59,10 @@ class SafetensorsCheckpoint:
             size *= length
         return size
 
-    def tensor(self, name: str) -> Tensor:
+    def tensor(self, name: str, rows: slice = slice(None), columns: slice = slice(None)) -> Tensor:
         try:
-            values: Tensor = self._file_by_tensor[name].get_tensor(name)
+            piece = self._file_by_tensor[name].get_slice(name)
+            values: Tensor = piece[rows, columns] if len(piece.get_shape()) == 2 else piece[rows]
         except SafetensorError as error:
             raise ModelError(f"{self.label}: tensor {name} cannot be read: {error}") from error
         if not values.is_floating_point():
@@ -69,8 +70,8 @@ class SafetensorsCheckpoint:
         # Tensors of the file are views of its mapping: the copy lets the mapping go.
         return values.to(torch.float32, copy=True)
 
-    def weight(self, name: str) -> Weight:
-        return self.tensor(name)
+    def weight(self, name: str, rows: slice = slice(None), columns: slice = slice(None)) -> Weight:
+        return self.tensor(name, rows, columns)
 
     def _open_files(self) -> None:
         index = read_json(self._folder / "model.safetensors.index.json").get("weight_map")
