@@ -67,7 +67,7 @@ class EngineConfig(Settings):
         0,
         ge=0,
         le=1_048_576,
-        description="Prompt tokens read beside running streams in one iteration; 0: by the device",
+        description="Prompt tokens beside running streams in one iteration, more if many rows idle; 0: by the device",
     )
     max_model_len: int = Field(0, ge=0, description="Prompt plus output in tokens at most; 0: the model's own length")
     kv_memory: str = Field(
@@ -82,6 +82,7 @@ class EngineConfig(Settings):
         "auto",
         description="What computes: Triton on a GPU, the C library (native), plain torch, or the first that runs here",
     )
+<<<<<<< HEAD
     tp: int = Field(
         1,
         ge=1,
@@ -89,6 +90,16 @@ class EngineConfig(Settings):
         description="Ranks (processes) that share each layer: tensor parallelism",
     )
     pp: int = Field(1, ge=1, le=64, description="Stages of layers, each on ranks of its own: pipeline parallelism")
+=======
+    dtype: Literal["auto", "fp32", "fp16", "bf16"] = Field(
+        "auto",
+        description="Precision of weights that are floats; auto: as the files have them, bf16 on a GPU",
+    )
+    quantize: Literal["none", "int8", "q4"] = Field(
+        "none",
+        description="Round weights that are floats to 8 or 4 bits when they are loaded; needs the C kernels",
+    )
+>>>>>>> main
     block_size: int = Field(16, ge=1, le=256, description="Tokens in one KV block")
     prefix_cache: bool = Field(True, description="Reuse the KV blocks of equal prompt prefixes of one tenant")
     pooling: Literal["auto", "mean", "last"] = Field(

@@ -15,6 +15,7 @@ from noria.engine.models.decoder import Decoder
 from noria.engine.models.gguf_checkpoint import GGUFCheckpoint
 from noria.engine.models.gguf_tokenizer import gguf_tokenizer_files
 from noria.engine.models.hf_tokenizer import hf_tokenizer_files
+from noria.engine.models.precision import AS_STORED, Precision, RoundedCheckpoint
 from noria.engine.models.safetensors_checkpoint import SafetensorsCheckpoint
 from noria.engine.models.sharded_ops import ShardedOps, Shards, mark_shard
 from noria.engine.models.shards import ShardedCheckpoint, Shares
@@ -52,6 +53,7 @@ def load(
     ops: Ops,
     *,
     progress: Callable[[int, int], None] | None = None,
+    precision: Precision = AS_STORED,
     parallel: Parallel = WHOLE,
     shards: Shards | None = None,
 ) -> LoadedModel:
@@ -65,8 +67,9 @@ def load(
     tokenizer_files = (
         gguf_tokenizer_files(whole.file) if isinstance(whole, GGUFCheckpoint) else hf_tokenizer_files(source.path)
     )
-    model = build_decoder(whole, ops, progress=progress, parallel=parallel, shards=shards)
-    return LoadedModel(model, whole.spec(), tokenizer_files, _fingerprint(whole.spec(), whole, ops, parallel.tp))
+    model = build_decoder(whole, ops, progress=progress, precision=precision, parallel=parallel, shards=shards)
+    fingerprint = _fingerprint(whole.spec(), whole, ops, precision, parallel.tp)
+    return LoadedModel(model, whole.spec(), tokenizer_files, fingerprint)
 
 
 def build_decoder(
@@ -74,11 +77,14 @@ def build_decoder(
     ops: Ops,
     *,
     progress: Callable[[int, int], None] | None = None,
+    precision: Precision = AS_STORED,
     parallel: Parallel = WHOLE,
     shards: Shards | None = None,
 ) -> Decoder:
     """The decoder, or a rank's part of it; see `load`."""
     checkpoint = _part(whole, parallel)
+    if precision != AS_STORED:
+        checkpoint = RoundedCheckpoint(checkpoint, precision)
     weights = build_weights(checkpoint.spec(), checkpoint, ops, progress, _ends(parallel))
     if shards is not None:
         ids = [Shares.of(whole.spec(), replace(parallel, rank=shard)).vocab for shard in range(parallel.tp)]
@@ -99,11 +105,12 @@ def _open(source: ModelSource) -> GGUFCheckpoint | SafetensorsCheckpoint:
     return GGUFCheckpoint(source.path) if source.kind == "gguf" else SafetensorsCheckpoint(source.path)
 
 
-def _fingerprint(spec: ModelSpec, checkpoint: Checkpoint, ops: Ops, tp: int) -> str:
+def _fingerprint(spec: ModelSpec, checkpoint: Checkpoint, ops: Ops, precision: Precision, tp: int) -> str:
     """Hash of the shape, the kernels, and the bytes of a few tensors: free of file names and dates. Sums over shards
     are rounded in another order."""
     shards = f" tp {tp}" if tp > 1 else ""
-    digest = hashlib.sha256(f"{ops.name} {sorted(asdict(spec).items())}{shards}".encode())
+    kept = "" if precision == AS_STORED else f" {precision.dtype} {precision.quantize}"
+    digest = hashlib.sha256(f"{ops.name} {sorted(asdict(spec).items())}{kept}{shards}".encode())
     for name in tensor_names(spec):
         digest.update(f"{name} {checkpoint.num_bytes(name)}".encode())
     for name in ("model.norm.weight", "model.layers.0.self_attn.k_proj.weight"):
