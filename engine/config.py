@@ -82,15 +82,6 @@ class EngineConfig(Settings):
         "auto",
         description="What computes: Triton on a GPU, the C library (native), plain torch, or the first that runs here",
     )
-<<<<<<< HEAD
-    tp: int = Field(
-        1,
-        ge=1,
-        le=64,
-        description="Ranks (processes) that share each layer: tensor parallelism",
-    )
-    pp: int = Field(1, ge=1, le=64, description="Stages of layers, each on ranks of its own: pipeline parallelism")
-=======
     dtype: Literal["auto", "fp32", "fp16", "bf16"] = Field(
         "auto",
         description="Precision of weights that are floats; auto: as the files have them, bf16 on a GPU",
@@ -99,7 +90,13 @@ class EngineConfig(Settings):
         "none",
         description="Round weights that are floats to 8 or 4 bits when they are loaded; needs the C kernels",
     )
->>>>>>> main
+    tp: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Ranks (processes) that share each layer: tensor parallelism",
+    )
+    pp: int = Field(1, ge=1, le=64, description="Stages of layers, each on ranks of its own: pipeline parallelism")
     block_size: int = Field(16, ge=1, le=256, description="Tokens in one KV block")
     prefix_cache: bool = Field(True, description="Reuse the KV blocks of equal prompt prefixes of one tenant")
     pooling: Literal["auto", "mean", "last"] = Field(

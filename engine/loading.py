@@ -25,7 +25,9 @@ def load_runner(
     """`progress` gets bytes done and bytes in all; `channel` leads to the other ranks, where there are any."""
     torch.set_num_threads(plan.threads)
     shards = channel if plan.parallel.tp > 1 else None
-    loaded = load(plan.source, plan.ops, progress=progress, parallel=plan.parallel, shards=shards)
+    loaded = load(
+        plan.source, plan.ops, progress=progress, precision=plan.precision, parallel=plan.parallel, shards=shards
+    )
     pools = plan.ops.new_kv_pools(
         plan.part.num_layers,
         plan.num_blocks,
@@ -42,8 +44,7 @@ def load_stage(
 ) -> tuple[Stage, LoadedModel]:
     """As `load_runner`, for one rank among several."""
     runner, loaded = load_runner(plan, progress, channel)
-    dtype = torch.bfloat16 if plan.ops.name == "triton" else torch.float32  # what the operations compute in
-    width = plan.spec.hidden_size
+    width, dtype = plan.spec.hidden_size, plan.activations
     return Stage(runner, channel, plan.parallel, width=width, dtype=dtype, report=report), loaded
 
 

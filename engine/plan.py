@@ -15,6 +15,7 @@ from noria.engine.config import EngineConfig, Rendezvous
 from noria.engine.memory import Room, available, kv_bytes
 from noria.engine.models.load import inspect, stored_bytes
 from noria.engine.models.pooling import PoolingKind, trained_pooling
+from noria.engine.models.precision import DTYPES, Precision
 from noria.engine.models.shards import Shares
 from noria.engine.models.source import ModelSource, resolve
 from noria.engine.models.spec import ModelSpec
@@ -25,7 +26,6 @@ from noria.kernels.pools import kv_bytes_per_block
 
 log = structlog.get_logger("noria.engine")
 
-_KV_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 # Plain torch would widen all it reads at every step.
 _KV_DTYPE_OF = {"triton": "bf16", "native": "fp16", "torch": "fp32"}
 
@@ -49,6 +49,8 @@ class Plan:
     max_model_len: int
     num_blocks: int
     kv_bytes: int
+    precision: Precision
+    activations: torch.dtype  # hidden states, as the operations give them
     kv_dtype: torch.dtype
     pooling: PoolingKind
     threads: int
@@ -83,12 +85,14 @@ def plan(config: EngineConfig, given: Rendezvous | None = None) -> Plan:
     threads = config.threads or max(1, (os.cpu_count() or 1) // here)
     if parallel.size > 1 and torch.cuda.is_available():
         torch.cuda.set_device(given.local_rank)
-    ops = choose(config.kernels, sizes, threads, lambda why: log.warning("slower kernels compute", reason=why))
-    kv_dtype = _KV_DTYPES[_KV_DTYPE_OF[ops.name] if config.kv_dtype == "auto" else config.kv_dtype]
+    on_gpu = torch.bfloat16 if config.dtype == "auto" else DTYPES[config.dtype]
+    ops = choose(config.kernels, sizes, threads, lambda why: log.warning("slower kernels compute", reason=why), on_gpu)
+    precision = _precision(config, ops)
+    kv_dtype = DTYPES[_kv_dtype(precision, ops) if config.kv_dtype == "auto" else config.kv_dtype]
     block_bytes = kv_bytes_per_block(part.num_layers, config.block_size, part.num_kv_heads, spec.head_dim, kv_dtype)
     pool = kv_bytes(
         config.kv_memory,
-        weight_bytes=_weight_bytes(spec, source, ops, parallel),
+        weight_bytes=_weight_bytes(spec, source, precision, ops, parallel),
         wanted=-(-max_model_len // config.block_size) * config.max_batch_size * block_bytes,
         least=block_bytes,
         room=_gpu_room(ops.device) if ops.device.type == "cuda" else Room(available() // here),
@@ -110,6 +114,8 @@ def plan(config: EngineConfig, given: Rendezvous | None = None) -> Plan:
         max_model_len=max_model_len,
         num_blocks=num_blocks,
         kv_bytes=num_blocks * block_bytes,
+        precision=precision,
+        activations=on_gpu if ops.name == "triton" else torch.float32,
         kv_dtype=kv_dtype,
         pooling=pooling,
         threads=threads,
@@ -129,12 +135,29 @@ def _parallel(config: EngineConfig, given: Rendezvous) -> Parallel:
     return parallel
 
 
-def _weight_bytes(spec: ModelSpec, source: ModelSource, ops: Ops, parallel: Parallel) -> int:
+def _precision(config: EngineConfig, ops: Ops) -> Precision:
+    """Raises ValueError for a precision that these kernels do not compute in."""
+    if config.quantize != "none" and ops.name != "native":
+        raise ValueError(
+            f"--quantize {config.quantize} needs the C kernels (--kernels native): {ops.name} has no integers"
+        )
+    if config.dtype in ("fp16", "bf16") and ops.name == "torch":
+        raise ValueError(f"--dtype {config.dtype} needs the C kernels or a GPU: plain torch computes in fp32")
+    return Precision(config.dtype, config.quantize)
+
+
+def _kv_dtype(precision: Precision, ops: Ops) -> str:
+    return precision.dtype if ops.name == "triton" and precision.dtype != "auto" else _KV_DTYPE_OF[ops.name]
+
+
+def _weight_bytes(spec: ModelSpec, source: ModelSource, precision: Precision, ops: Ops, parallel: Parallel) -> int:
     """What the weights, or this rank's part of them, take once they are laid out."""
-    if ops.name == "native":
-        return stored_bytes(source, parallel)
-    whole = spec.weight_bytes // 2 if ops.name == "triton" else spec.weight_bytes  # bfloat16, float32
-    return whole if parallel.size == 1 else whole * stored_bytes(source, parallel) // stored_bytes(source)
+    stored = stored_bytes(source)
+    if ops.name == "triton":
+        whole = spec.weight_bytes if precision.dtype == "fp32" else spec.weight_bytes // 2
+    else:
+        whole = spec.weight_bytes if ops.name == "torch" else precision.weight_bytes(spec, stored)
+    return whole if parallel.size == 1 else whole * stored_bytes(source, parallel) // max(stored, 1)
 
 
 def _gpu_room(device: torch.device) -> Room:
