@@ -89,7 +89,7 @@ def plan(config: EngineConfig) -> Plan:
         raise ValueError(f"--max-model-len {config.max_model_len} is more than the model's {spec.max_len}")
     max_model_len = config.max_model_len or spec.max_len
     group = spec.num_heads // spec.num_kv_heads
-    sizes = Sizes(spec.hidden_size, spec.head_dim, spec.ffn_size, config.block_size, group)
+    sizes = Sizes(spec.hidden_size, spec.head_dim, spec.ffn_step, config.block_size, group, spec.is_capped)
     threads = config.threads or os.cpu_count() or 1
     ops = choose(config.kernels, sizes, threads, lambda why: log.warning("slower kernels compute", reason=why))
     kv_dtype = _KV_DTYPES[_KV_DTYPE_OF[ops.name] if config.kv_dtype == "auto" else config.kv_dtype]
@@ -170,7 +170,7 @@ def assemble(plan: Plan, progress: Callable[[int, int], None] | None = None) -> 
     """Load the weights and build everything around them. `progress` gets bytes done and bytes in all."""
     config, spec = plan.config, plan.spec
     torch.set_num_threads(plan.threads)
-    loaded = load(plan.source, plan.ops, progress=progress)
+    loaded = load(plan.source, plan.ops, max_len=plan.max_model_len, progress=progress)
     pools = plan.ops.new_kv_pools(
         spec.num_layers,
         plan.num_blocks,

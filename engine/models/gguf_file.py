@@ -67,22 +67,28 @@ class GGUFFile:
         self._bytes = np.frombuffer(mapping, np.uint8)
         self._check_tensors()
 
-    def raw(self, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """The tensor's bytes as the file has them, a row of the tensor in each: a view."""
+    def raw(self, name: str, first: int = 0, count: int = 0) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """The tensor's bytes as the file has them, a row of the tensor in each: a view. `count` rows from `first`, all
+        with 0; rows of a tensor of more than two dimensions are those of all its matrices, one below the other."""
         place = self.tensors[name]
         rows = int(np.prod(place.shape[:-1])) if len(place.shape) > 1 else 1
-        return self._bytes[place.offset : place.offset + place.nbytes].reshape(rows, -1)
+        whole = self._bytes[place.offset : place.offset + place.nbytes].reshape(rows, -1)
+        return whole[first : first + count] if count else whole
 
-    def dequantize(self, name: str) -> Tensor:
-        """The tensor's values: float32, in memory of their own."""
-        place, raw = self.tensors[name], self.raw(name)
+    def dequantize(self, name: str, first: int = 0, count: int = 0) -> Tensor:
+        """The tensor's values, or those of some rows as in `raw` (of a vector: some values): float32, in memory of
+        their own."""
+        place = self.tensors[name]
+        if len(place.shape) == 1 and count:
+            return self.dequantize(name)[first : first + count].clone()
+        raw = self.raw(name, first, count)
         rows = len(raw)
         values = torch.empty(rows, place.shape[-1])
         step = max(1, _CHUNK_VALUES // place.shape[-1])
         for start in range(0, rows, step):
             chunk = dequantize(raw[start : start + step].view(_storage(place.kind)), place.kind)
             values[start : start + step] = torch.from_numpy(np.array(chunk, dtype=np.float32))
-        return values.reshape(place.shape)
+        return values if count else values.reshape(place.shape)
 
     def _check_tensors(self) -> None:
         size = len(self._bytes)

@@ -42,13 +42,17 @@ def stored_bytes(source: ModelSource) -> int:
     return sum(checkpoint.num_bytes(name) for name in tensor_names(checkpoint.spec()))
 
 
-def load(source: ModelSource, ops: Ops, *, progress: Callable[[int, int], None] | None = None) -> LoadedModel:
-    """Read the whole model into memory, laid out for `ops`. `progress` gets bytes read and bytes in all.
+def load(
+    source: ModelSource, ops: Ops, *, max_len: int = 0, progress: Callable[[int, int], None] | None = None
+) -> LoadedModel:
+    """Read the whole model into memory, laid out for `ops`, to serve `max_len` tokens at most (0: what it can).
+    `progress` gets bytes read and bytes in all.
 
     Raises ModelError when a file is broken, a tensor is missing or the architecture is not supported.
     """
     checkpoint = _open(source)
     spec = checkpoint.spec()
+    spec = spec.for_length(max_len or spec.max_len)
     # The tokenizer first: it is small, and a model without one cannot be served.
     tokenizer_files = (
         gguf_tokenizer_files(checkpoint.file)
