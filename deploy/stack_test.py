@@ -138,7 +138,7 @@ def check_health() -> None:
     inside(gateway, "python", "-m", "noria.probe", "http://127.0.0.1:8000/healthz")
     inside(engine, "python", "-m", "noria.probe", "http://127.0.0.1:9100/livez")
     assert "noria_engine_iterations_total{" in page(engine, "http://127.0.0.1:9100/metrics")
-    assert "noria_engines{" in page(gateway, "http://127.0.0.1:8000/metrics")
+    assert "noria_engines{" in page(gateway, "http://127.0.0.1:9100/metrics")
     for container in (gateway, engine):
         findings = json.loads(inside(container, "noria", "doctor", "--json"))
         assert {"store", "store durability", "clock"} <= {f["check"] for f in findings if f["level"] == "ok"}, findings

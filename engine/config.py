@@ -50,7 +50,7 @@ class EngineConfig(Settings):
         0,
         ge=0,
         le=1_048_576,
-        description="Prompt tokens read beside running streams in one iteration; 0: by the device",
+        description="Prompt tokens beside running streams in one iteration, more if many rows idle; 0: by the device",
     )
     max_model_len: int = Field(0, ge=0, description="Prompt plus output in tokens at most; 0: the model's own length")
     kv_memory: str = Field(

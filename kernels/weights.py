@@ -45,6 +45,18 @@ class GroupedWeight:
         minimum = None if self.minimum is None else change(self.minimum).contiguous()
         return GroupedWeight(change(self.q).contiguous(), change(self.scale).contiguous(), minimum, self.half_scales)
 
+    def columns(self, start: int, stop: int) -> GroupedWeight:
+        """Columns `start` to `stop` alone. Raises ValueError where that cuts a group."""
+        size = self.group_size
+        if (start, stop) == (0, self.q.shape[1]):
+            return self
+        if start % size or stop % size:
+            raise ValueError(f"columns {start} to {stop} cut its groups of {size}")
+        groups = slice(start // size, stop // size)
+        minimum = None if self.minimum is None else self.minimum[:, groups].contiguous()
+        q, scale = self.q[:, start:stop].contiguous(), self.scale[:, groups].contiguous()
+        return GroupedWeight(q, scale, minimum, self.half_scales)
+
 
 Weight = Tensor | GroupedWeight
 

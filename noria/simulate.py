@@ -41,7 +41,11 @@ def simulate_command(
     max_batch_size: Annotated[int, typer.Option(min=1, help="Requests in one iteration at most.")] = 16,
     max_batch_tokens: Annotated[int, typer.Option(min=1, help="Token budget of one iteration.")] = 512,
     max_chunk_tokens: Annotated[
-        int, typer.Option(min=0, help="Prompt tokens beside running streams in one iteration; 0: the whole budget.")
+        int,
+        typer.Option(
+            min=0,
+            help="Prompt tokens beside running streams in one iteration, more if many rows idle; 0: the whole budget.",
+        ),
     ] = 32,
     kv_blocks: Annotated[int, typer.Option(min=1, help="Blocks of the KV memory.")] = 384,
     block_size: Annotated[int, typer.Option(min=1, help="Tokens in one block.")] = 16,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from noria.engine.models.decoder import DecoderWeights
 from noria.engine.models.errors import ModelError
-from noria.engine.models.spec import LayerSpec, ModelSpec, tensor_shapes
+from noria.engine.models.spec import BOTH_ENDS, Ends, LayerSpec, ModelSpec, tensor_shapes
 from noria.kernels.experts import Experts
 from noria.kernels.layers import LayerWeights, Norm
 from noria.kernels.ops import Ops
@@ -33,43 +33,59 @@ class Checkpoint(Protocol):
     def num_bytes(self, name: str) -> int:
         """Bytes of the tensor on disk; 0 when there is no such tensor."""
 
-    def tensor(self, name: str) -> Tensor:
-        """The tensor's values in float32, in memory of their own. KeyError when there is no such tensor."""
+    def tensor(self, name: str, rows: slice = slice(None), columns: slice = slice(None)) -> Tensor:
+        """The tensor's values in float32, in memory of their own. KeyError when there is no such tensor. Of `rows` (of
+        queries and keys whole heads) and `columns` alone where they are given: no more is read."""
 
-    def weight(self, name: str) -> Weight:
-        """A matrix as precisely as the file holds it: `tensor`, or integers in groups where they are that."""
+    def weight(self, name: str, rows: slice = slice(None), columns: slice = slice(None)) -> Weight:
+        """A matrix as precisely as the file holds it: `tensor`, or integers in groups where they are that. Raises
+        ModelError for columns that would cut a group."""
 
 
 def build_weights(
-    spec: ModelSpec, checkpoint: Checkpoint, ops: Ops, progress: Callable[[int, int], None] | None = None
+    spec: ModelSpec,
+    checkpoint: Checkpoint,
+    ops: Ops,
+    progress: Callable[[int, int], None] | None = None,
+    ends: Ends = BOTH_ENDS,
 ) -> DecoderWeights:
     """Read every weight of the model and lay it out for `ops`. `progress` gets bytes read and bytes in all.
 
     Raises ModelError, naming the checkpoint and the tensor, where one is missing or has another shape.
     """
-    reader = _TensorReader(spec, checkpoint, ops, progress)
-    table = reader.weight("model.embed_tokens.weight")
-    positions = ops.pack_table(reader.weight("model.embed_positions.weight"), None) if spec.num_positions else None
+    reader = _TensorReader(spec, checkpoint, ops, progress, ends)
+    embedding, positions, head = None, None, None
+    if ends.first or (ends.last and spec.tied):
+        table = reader.weight("model.embed_tokens.weight")
+    if ends.first and spec.num_positions:
+        positions = ops.pack_table(reader.weight("model.embed_positions.weight"), None)
     layers = [_build_layer(spec, layer, reader, f"model.layers.{index}.") for index, layer in enumerate(spec.layers)]
     norm = reader.norm("model.norm")
-    assert norm is not None
-    head = ops.pack_linear([table if spec.tied else reader.weight("lm_head.weight")])
-    return DecoderWeights(ops.pack_table(table, head if spec.tied else None), positions, layers, norm, head)
+    if ends.last:
+        head = ops.pack_linear([table if spec.tied else reader.weight("lm_head.weight")])
+    if ends.first:
+        embedding = ops.pack_table(table, head if spec.tied else None)
+    return DecoderWeights(embedding, positions, layers, norm, head)
 
 
-def tensor_names(spec: ModelSpec) -> list[str]:
+def tensor_names(spec: ModelSpec, ends: Ends = BOTH_ENDS) -> list[str]:
     """Every tensor that `build_weights` reads."""
-    return list(tensor_shapes(spec))
+    return list(tensor_shapes(spec, ends))
 
 
 class _TensorReader:
     def __init__(
-        self, spec: ModelSpec, checkpoint: Checkpoint, ops: Ops, progress: Callable[[int, int], None] | None
+        self,
+        spec: ModelSpec,
+        checkpoint: Checkpoint,
+        ops: Ops,
+        progress: Callable[[int, int], None] | None,
+        ends: Ends,
     ) -> None:
         self._checkpoint = checkpoint
         self._ops = ops
         self._progress = progress
-        self._shapes = tensor_shapes(spec)
+        self._shapes = tensor_shapes(spec, ends)
         self._rotary = rotary_order(spec)
         self._centred = spec.norm == "layer"
         self._total = sum(checkpoint.num_bytes(name) for name in self._shapes)

@@ -21,13 +21,14 @@ from noria.kernels.pools import KVPools
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """All weights of a model, packed by the operations that compute with them."""
+    """All weights of a model, packed by the operations that compute with them. A pipeline stage has no embedding unless
+    it is the first, no norm and no head unless it is the last."""
 
-    embedding: Any  # [vocab, hidden], as `Ops.pack_table` laid it out
+    embedding: Any | None  # [vocab, hidden], as `Ops.pack_table` laid it out
     positions: Any | None  # the same of learned positions
     layers: list[LayerWeights]
-    norm: Norm
-    head: Any  # [vocab, hidden], as `Ops.pack_linear` laid it out
+    norm: Norm | None
+    head: Any | None  # [vocab, hidden], as `Ops.pack_linear` laid it out
 
 
 class Decoder:
@@ -64,13 +65,17 @@ class Decoder:
         return self.logits(self.hidden_states(token_ids, positions, kv, layout).index_select(0, logit_rows))
 
     @torch.inference_mode()
-    def hidden_states(self, token_ids: Tensor, positions: Tensor, kv: KVPools, layout: RaggedLayout) -> Tensor:
+    def hidden_states(
+        self, token_ids: Tensor, positions: Tensor, kv: KVPools, layout: RaggedLayout, x: Tensor | None = None
+    ) -> Tensor:
         """Run T tokens through the stack, writing their keys and values into `kv`; [T, hidden].
 
         token_ids and positions int64 [T], flattened as `layout` says; positions count from 0 in each row.
-        Hidden states are the operations' own: on their device and in their precision.
+        Hidden states are the operations' own: on their device and in their precision. `x`: those of the pipeline stage
+        before, which take the place of the tokens' embeddings and may be overwritten.
         """
-        x = self._embedded(token_ids, positions)
+        if x is None:
+            x = self._embedded(token_ids, positions)
         longest = int(positions.max()) + 1 if len(positions) else 0
         plans = [
             self.ops.plan_step(layout, positions, angles.up_to(longest), kv, self.spec.num_heads, scores)
@@ -106,4 +111,6 @@ class Decoder:
         return x
 
     def _normed(self, hidden: Tensor) -> Tensor:
+        if self._weights.norm is None:
+            raise ValueError("only the last stage has a final norm")
         return normed(self.ops, hidden, self._weights.norm, self.spec.norm_eps)

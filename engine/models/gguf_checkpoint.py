@@ -44,22 +44,24 @@ class GGUFCheckpoint:
         rows = math.prod(shape[:-1]) if place.shape[-1] == shape[-1] else math.prod(place.shape[:-1])
         return place.nbytes // math.prod(place.shape[:-1]) * rows
 
-    def tensor(self, name: str) -> Tensor:
+    def tensor(self, name: str, rows: slice = slice(None), columns: slice = slice(None)) -> Tensor:
         place = gguf_place(self._spec, name)
-        self._check(place)
-        values = self.file.dequantize(place.name, place.first, place.count)
+        values = self.file.dequantize(place.name, self._rows(place, rows), columns)
         return values if place.order is None else place.order(values)
 
-    def weight(self, name: str) -> Weight:
+    def weight(self, name: str, rows: slice = slice(None), columns: slice = slice(None)) -> Weight:
         place = gguf_place(self._spec, name)
-        self._check(place)
-        grouped = read_groups(self.file, place.name, place.first, place.count)
+        grouped = read_groups(self.file, place.name, self._rows(place, rows), columns)
         if grouped is None:
-            return self.tensor(name)
+            return self.tensor(name, rows, columns)
         return grouped if place.order is None else grouped.rows(place.order)
 
-    def _check(self, place: Place) -> None:
+    def _rows(self, place: Place, wanted: slice) -> slice:
         """KeyError where the tensor is missing."""
         shape = self.file.tensors[place.name].shape
-        if place.first + place.count > math.prod(shape[:-1] if len(shape) > 1 else shape):
-            raise ModelError(f"{self.label}: tensor {place.name} has shape {list(shape)}: too small")
+        if not place.count:
+            return wanted
+        try:
+            return place.rows(wanted, math.prod(shape[:-1] if len(shape) > 1 else shape))
+        except ValueError as error:
+            raise ModelError(f"{self.label}: tensor {place.name} has shape {list(shape)}: no {error}") from error

@@ -34,6 +34,7 @@ _FORMATS = {
     GGUFValueType.INT64: "<i8",
     GGUFValueType.FLOAT64: "<f8",
 }
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 _CHUNK_VALUES = 1 << 21  # values dequantised at a time: bounds the temporaries to some tens of MB
 
 
@@ -67,28 +68,42 @@ class GGUFFile:
         self._bytes = np.frombuffer(mapping, np.uint8)
         self._check_tensors()
 
-    def raw(self, name: str, first: int = 0, count: int = 0) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """The tensor's bytes as the file has them, a row of the tensor in each: a view. `count` rows from `first`, all
-        with 0; rows of a tensor of more than two dimensions are those of all its matrices, one below the other."""
+    def raw(self, name: str, rows: slice = slice(None), columns: slice = slice(None)) -> Bytes:
+        """The tensor's bytes as the file has them, a row of the tensor in each: a view. `columns` must be whole blocks;
+        see `covering`."""
         place = self.tensors[name]
-        rows = int(np.prod(place.shape[:-1])) if len(place.shape) > 1 else 1
-        whole = self._bytes[place.offset : place.offset + place.nbytes].reshape(rows, -1)
-        return whole[first : first + count] if count else whole
+        num_rows = int(np.prod(place.shape[:-1])) if len(place.shape) > 1 else 1
+        table = self._bytes[place.offset : place.offset + place.nbytes].reshape(num_rows, -1)
+        values, size = block_of(place.kind)
+        first, last, _ = columns.indices(place.shape[-1])
+        # A vector is one row here, whose columns are what others call its rows.
+        return table[rows, first // values * size : last // values * size]
 
-    def dequantize(self, name: str, first: int = 0, count: int = 0) -> Tensor:
-        """The tensor's values, or those of some rows as in `raw` (of a vector: some values): float32, in memory of
-        their own."""
+    def covering(self, name: str, columns: slice) -> tuple[slice, slice]:
+        """The fewest whole blocks of a row that hold `columns`, and where in them these lie."""
         place = self.tensors[name]
-        if len(place.shape) == 1 and count:
-            return self.dequantize(name)[first : first + count].clone()
-        raw = self.raw(name, first, count)
-        rows = len(raw)
-        values = torch.empty(rows, place.shape[-1])
-        step = max(1, _CHUNK_VALUES // place.shape[-1])
-        for start in range(0, rows, step):
-            chunk = dequantize(raw[start : start + step].view(_storage(place.kind)), place.kind)
-            values[start : start + step] = torch.from_numpy(np.array(chunk, dtype=np.float32))
-        return values if count else values.reshape(place.shape)
+        values, _ = block_of(place.kind)
+        first, last, _ = columns.indices(place.shape[-1])
+        start = first // values * values
+        return slice(start, -(-last // values) * values), slice(first - start, last - start)
+
+    def dequantize(self, name: str, rows: slice = slice(None), columns: slice = slice(None)) -> Tensor:
+        """The tensor's values, or those of some `rows` and `columns`: float32, in memory of their own."""
+        place = self.tensors[name]
+        if len(place.shape) == 1:  # a vector lies in one row
+            rows, columns = slice(None), rows
+        covering, inside = self.covering(name, columns)
+        raw = self.raw(name, rows, covering)
+        width = covering.stop - covering.start
+        values = torch.empty(len(raw), inside.stop - inside.start)
+        step = max(1, _CHUNK_VALUES // width)
+        for start in range(0, len(raw), step):
+            piece = np.ascontiguousarray(raw[start : start + step]).view(_storage(place.kind))
+            chunk = np.array(dequantize(piece, place.kind), dtype=np.float32)
+            values[start : start + step] = torch.from_numpy(chunk[:, inside])
+        if len(place.shape) == 1:
+            return values[0]
+        return values.reshape(place.shape) if values.numel() == np.prod(place.shape) else values
 
     def _check_tensors(self) -> None:
         size = len(self._bytes)
@@ -98,6 +113,12 @@ class GGUFFile:
                     f"{self.path}: truncated: tensor {name} ends at byte {place.offset + place.nbytes:,}, "
                     f"the file has {size:,}"
                 )
+
+
+def block_of(kind: GGMLQuantizationType) -> tuple[int, int]:
+    """Values in one block of the kind, and the bytes that it takes."""
+    sizes: tuple[int, int] = GGML_QUANT_SIZES[kind]
+    return sizes
 
 
 def _storage(kind: GGMLQuantizationType) -> Any:
@@ -136,8 +157,7 @@ def _read_tensor_info(cursor: _Cursor) -> tuple[str, tuple[int, ...], GGMLQuanti
 
 
 def _num_bytes(shape: tuple[int, ...], kind: GGMLQuantizationType) -> int:
-    sizes: tuple[int, int] = GGML_QUANT_SIZES[kind]
-    block_values, block_bytes = sizes
+    block_values, block_bytes = block_of(kind)
     if shape[-1] % block_values:
         raise ValueError(f"rows of {shape[-1]} values cannot be {kind.name}")
     values = 1

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from gguf.constants import GGMLQuantizationType
 
+from noria.engine.models.errors import ModelError
 from noria.engine.models.gguf_file import GGUFFile
 from noria.kernels.weights import GroupedWeight
 
@@ -19,16 +20,23 @@ Blocks = np.ndarray[Any, np.dtype[np.uint8]]
 """[O, blocks in a row, bytes of a block]"""
 
 
-def read_groups(file: GGUFFile, name: str, first: int = 0, count: int = 0) -> GroupedWeight | None:
-    """A matrix [O, C], or some of its rows as in `GGUFFile.raw`, as groups; None for a kind that is not kept so.
-    KeyError when there is no such tensor."""
+def read_groups(
+    file: GGUFFile, name: str, rows: slice = slice(None), columns: slice = slice(None)
+) -> GroupedWeight | None:
+    """A matrix [O, C] as groups, or None for a kind that is not kept so. KeyError when there is no such tensor,
+    ModelError for columns that would cut a group."""
     place = file.tensors[name]
     reader = _READERS.get(place.kind)
     if reader is None or len(place.shape) < 2:
         return None
     read, block_bytes = reader
-    raw = file.raw(name, first, count)
-    return read(raw.reshape(len(raw), -1, block_bytes))
+    covering, inside = file.covering(name, columns)
+    raw = np.ascontiguousarray(file.raw(name, rows, covering))
+    grouped = read(raw.reshape(len(raw), -1, block_bytes))
+    try:
+        return grouped.columns(inside.start, inside.stop)
+    except ValueError as error:
+        raise ModelError(f"{file.path}: tensor {name}: {error}") from None
 
 
 def _q4_0(blocks: Blocks) -> GroupedWeight:

@@ -64,10 +64,10 @@ def gguf_place(spec: ModelSpec, name: str) -> Place:
 def _order(spec: ModelSpec, part: str) -> Callable[[Tensor], Tensor] | None:
     if spec.architecture not in PAIRED or part not in ("self_attn.q_proj", "self_attn.k_proj"):
         return None
-    num_heads = spec.num_heads if part == "self_attn.q_proj" else spec.num_kv_heads
-    return lambda values: _half_rotation(values, num_heads)
 
+    def half_rotation(values: Tensor) -> Tensor:
+        """Undo llama.cpp's order of a head's channels, where rotary pairs are neighbours: (0, 1), (2, 3), ..."""
+        pairs = values.view(-1, spec.head_dim // 2, 2, *values.shape[1:])
+        return pairs.transpose(1, 2).reshape(values.shape)
 
-def _half_rotation(values: Tensor, num_heads: int) -> Tensor:
-    """Undo llama.cpp's order of a head's channels, where rotary pairs are neighbours: (0, 1), (2, 3), ..."""
-    return values.view(num_heads, -1, 2, *values.shape[1:]).transpose(1, 2).reshape(values.shape)
+    return half_rotation

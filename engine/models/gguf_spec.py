@@ -83,7 +83,7 @@ def read_spec(file: GGUFFile) -> ModelSpec:
         "num_heads": num_heads,
         "num_kv_heads": meta.integer("attention.head_count_kv", num_heads),
         "head_dim": meta.integer("attention.key_length", hidden_size // num_heads),
-        "ffn_size": meta.integer("feed_forward_length", 0 if kind == "qwen3moe" else None),
+        "ffn_size": meta.integer("expert_feed_forward_length" if kind == "qwen3moe" else "feed_forward_length"),
         "norm_eps": meta.number(f"attention.layer_norm_{'' if kind in _LAYER_NORM else 'rms_'}epsilon"),
         "max_len": meta.integer("context_length"),
         "tied": not meta.has("output.weight"),

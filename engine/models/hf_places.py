@@ -105,7 +105,7 @@ def _gpt_neox(spec: ModelSpec, name: str) -> Place:
         heads = values.view(spec.num_heads, 3, spec.head_dim, *values.shape[1:])
         return heads[:, which].flatten(0, 1)
 
-    return Place(f"{at}attention.query_key_value.{kind}", order=of_each_head)
+    return Place(f"{at}attention.query_key_value.{kind}", pick=of_each_head)
 
 
 def _gpt2(spec: ModelSpec, name: str) -> Place:

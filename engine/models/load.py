@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import cast
 
 from noria.engine.models.build import Checkpoint, build_weights, tensor_names
 from noria.engine.models.decoder import Decoder
@@ -15,8 +16,11 @@ from noria.engine.models.gguf_checkpoint import GGUFCheckpoint
 from noria.engine.models.gguf_tokenizer import gguf_tokenizer_files
 from noria.engine.models.hf_tokenizer import hf_tokenizer_files
 from noria.engine.models.safetensors_checkpoint import SafetensorsCheckpoint
+from noria.engine.models.sharded_ops import ShardedOps, Shards, shard_weights
+from noria.engine.models.shards import ShardedCheckpoint, Shares
 from noria.engine.models.source import ModelSource
-from noria.engine.models.spec import ModelSpec
+from noria.engine.models.spec import Ends, ModelSpec
+from noria.engine.parallel import WHOLE, Parallel
 from noria.engine.wire.messages import TokenizerFiles
 from noria.kernels.ops import Ops
 
@@ -36,40 +40,75 @@ def inspect(source: ModelSource) -> ModelSpec:
     return _open(source).spec()
 
 
-def stored_bytes(source: ModelSource) -> int:
-    """Bytes that the model's tensors take on disk."""
-    checkpoint = _open(source)
-    return sum(checkpoint.num_bytes(name) for name in tensor_names(checkpoint.spec()))
+def stored_bytes(source: ModelSource, parallel: Parallel = WHOLE) -> int:
+    """Bytes that the model's tensors, or a rank's part of them, take on disk. Raises ModelError where the model cannot
+    be divided so."""
+    checkpoint = _part(_open(source), parallel)
+    return sum(checkpoint.num_bytes(name) for name in tensor_names(checkpoint.spec(), _ends(parallel)))
 
 
 def load(
-    source: ModelSource, ops: Ops, *, max_len: int = 0, progress: Callable[[int, int], None] | None = None
+    source: ModelSource,
+    ops: Ops,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    parallel: Parallel = WHOLE,
+    shards: Shards | None = None,
+    max_len: int = 0,
 ) -> LoadedModel:
-    """Read the whole model into memory, laid out for `ops`, to serve `max_len` tokens at most (0: what it can).
-    `progress` gets bytes read and bytes in all.
+    """Read the whole model, or a rank's part of it, into memory, laid out for `ops`, to serve `max_len` tokens at most
+    (0: what it can). `progress` gets bytes read and bytes in all; `shards` are the ranks that share the stage, where
+    there are several.
 
     Raises ModelError when a file is broken, a tensor is missing or the architecture is not supported.
     """
-    checkpoint = _open(source)
-    spec = checkpoint.spec()
-    spec = spec.for_length(max_len or spec.max_len)
+    whole = _open(source)
     # The tokenizer first: it is small, and a model without one cannot be served.
     tokenizer_files = (
-        gguf_tokenizer_files(checkpoint.file)
-        if isinstance(checkpoint, GGUFCheckpoint)
-        else hf_tokenizer_files(source.path)
+        gguf_tokenizer_files(whole.file) if isinstance(whole, GGUFCheckpoint) else hf_tokenizer_files(source.path)
     )
-    weights = build_weights(spec, checkpoint, ops, progress)
-    return LoadedModel(Decoder(spec, weights, ops), spec, tokenizer_files, _fingerprint(spec, checkpoint, ops))
+    model = build_decoder(whole, ops, progress=progress, parallel=parallel, shards=shards, max_len=max_len)
+    spec = whole.spec().for_length(max_len or whole.spec().max_len)
+    return LoadedModel(model, spec, tokenizer_files, _fingerprint(spec, whole, ops, parallel.tp))
+
+
+def build_decoder(
+    whole: Checkpoint,
+    ops: Ops,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    parallel: Parallel = WHOLE,
+    shards: Shards | None = None,
+    max_len: int = 0,
+) -> Decoder:
+    """The decoder, or a rank's part of it; see `load`."""
+    checkpoint = _part(whole, parallel)
+    spec = checkpoint.spec().for_length(max_len or checkpoint.spec().max_len)
+    weights = build_weights(spec, checkpoint, ops, progress, _ends(parallel))
+    if shards is not None:
+        ids = [Shares.of(whole.spec(), replace(parallel, rank=shard)).vocab for shard in range(parallel.tp)]
+        weights = shard_weights(weights, ids[parallel.shard], tuple(map(len, ids)))
+        ops = cast(Ops, ShardedOps(ops, shards))
+    return Decoder(spec, weights, ops)
+
+
+def _part(whole: Checkpoint, parallel: Parallel) -> Checkpoint:
+    return whole if parallel.size == 1 else ShardedCheckpoint(whole, parallel)
+
+
+def _ends(parallel: Parallel) -> Ends:
+    return Ends(parallel.is_first, parallel.is_last)
 
 
 def _open(source: ModelSource) -> GGUFCheckpoint | SafetensorsCheckpoint:
     return GGUFCheckpoint(source.path) if source.kind == "gguf" else SafetensorsCheckpoint(source.path)
 
 
-def _fingerprint(spec: ModelSpec, checkpoint: Checkpoint, ops: Ops) -> str:
-    """Hash of the shape, the kernels, and the bytes of a few tensors: free of file names and dates."""
-    digest = hashlib.sha256(f"{ops.name} {sorted(asdict(spec).items())}".encode())
+def _fingerprint(spec: ModelSpec, checkpoint: Checkpoint, ops: Ops, tp: int) -> str:
+    """Hash of the shape, the kernels, and the bytes of a few tensors: free of file names and dates. Sums over shards
+    are rounded in another order."""
+    shards = f" tp {tp}" if tp > 1 else ""
+    digest = hashlib.sha256(f"{ops.name} {sorted(asdict(spec).items())}{shards}".encode())
     for name in tensor_names(spec):
         digest.update(f"{name} {checkpoint.num_bytes(name)}".encode())
     for name in ("model.norm.weight", "model.layers.0.self_attn.k_proj.weight"):

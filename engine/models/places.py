@@ -13,20 +13,22 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A tensor of a file, or a part of it. `first` and `count` are rows; a tensor of more than two dimensions counts as
-    one of two, its last one being the columns. `order` then picks or orders what was read, along the rows."""
+    """A tensor of a file, or some of its rows. A tensor of more than two dimensions counts as one of two, its last one
+    being the columns."""
 
     name: str
     first: int = 0
     count: int = 0  # 0: all rows
-    order: Callable[[Tensor], Tensor] | None = None
+    pick: Callable[[Tensor], Tensor] | None = None  # other rows than `count` in a run, out of the whole tensor
+    order: Callable[[Tensor], Tensor] | None = None  # of the rows within each head
     is_transposed: bool = False  # the file has columns for rows
     added: float = 0.0  # to each value: norms whose file holds what is over 1
 
-    def part(self, values: Tensor) -> Tensor:
-        """The part of the file's whole tensor; nothing is added yet."""
-        if self.is_transposed:
-            values = values.t()
-        if self.count:
-            values = values[self.first : self.first + self.count]
-        return values if self.order is None else self.order(values)
+    def rows(self, wanted: slice, num_rows: int) -> slice:
+        """Where the `wanted` rows of the model's tensor are among the `num_rows` of the file's. ValueError where it is
+        too short."""
+        count = self.count or num_rows
+        if self.first + count > num_rows:
+            raise ValueError(f"rows {self.first} to {self.first + count} of {num_rows}")
+        start, stop, _ = wanted.indices(count)
+        return slice(self.first + start, self.first + stop)

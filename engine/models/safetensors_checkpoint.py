@@ -63,23 +63,23 @@ class SafetensorsCheckpoint:
             return 0
         return _BYTES_BY_DTYPE.get(file.get_slice(place.name).get_dtype(), 4) * math.prod(self._shapes[name])
 
-    def tensor(self, name: str) -> Tensor:
+    def tensor(self, name: str, rows: slice = slice(None), columns: slice = slice(None)) -> Tensor:
         place = self._place(name)
+        piece = self._file_by_tensor[place.name].get_slice(place.name)
         try:
-            values: Tensor = self._file_by_tensor[place.name].get_tensor(place.name)
+            values = _read(piece, place, rows, columns)
         except SafetensorError as error:
             raise ModelError(f"{self.label}: tensor {place.name} cannot be read: {error}") from error
+        except (RuntimeError, ValueError) as error:  # of another shape than its family's
+            raise ModelError(f"{self.label}: tensor {place.name} has shape {piece.get_shape()}: {error}") from error
         if not values.is_floating_point():
             raise ModelError(f"{self.label}: tensor {place.name} holds {values.dtype}: not supported")
         # Tensors of the file are views of its mapping: the copy lets the mapping go.
-        try:
-            part = place.part(values).to(torch.float32, copy=True, memory_format=torch.contiguous_format)
-        except RuntimeError as error:  # of another shape than its family's
-            raise ModelError(f"{self.label}: tensor {place.name} has shape {list(values.shape)}") from error
-        return part.add_(place.added) if place.added else part
+        floats = values.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+        return floats.add_(place.added) if place.added else floats
 
-    def weight(self, name: str) -> Weight:
-        return self.tensor(name)
+    def weight(self, name: str, rows: slice = slice(None), columns: slice = slice(None)) -> Weight:
+        return self.tensor(name, rows, columns)
 
     def _place(self, name: str) -> Place:
         place = hf_place(self._spec, name)
@@ -128,3 +128,18 @@ class SafetensorsCheckpoint:
 
 
 _BYTES_BY_DTYPE = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "U8": 1}
+
+
+def _read(piece: Any, place: Place, rows: slice, columns: slice) -> Tensor:
+    """Rows and columns of the model's tensor, no more than needed of the file's unless it must be picked apart."""
+    shape = piece.get_shape()
+    if place.pick is not None:
+        picked = place.pick(piece[:])[rows]
+        return picked if len(shape) == 1 else picked[:, columns]
+    within = place.rows(rows, shape[1] if place.is_transposed else shape[0])
+    values: Tensor
+    if len(shape) == 1:
+        values = piece[within]
+    else:
+        values = piece[columns, within].t() if place.is_transposed else piece[within, columns]
+    return values if place.order is None else place.order(values)

@@ -7,7 +7,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
+
+
+class Ends(NamedTuple):
+    """Which ends of the stack a pipeline stage has beside its layers: the embedding, and final norm and output head."""
+
+    first: bool = True
+    last: bool = True
+
+
+BOTH_ENDS = Ends()
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,21 +164,24 @@ class ModelSpec:
         return 4 * (self.num_parameters + head)
 
 
-def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Every tensor of the model and its shape, in the order in which they are read.
+def tensor_shapes(spec: ModelSpec, ends: Ends = BOTH_ENDS) -> dict[str, tuple[int, ...]]:
+    """Every tensor of the model, or of a stage of it, and its shape, in the order in which they are read.
 
     The names are Hugging Face's for Llama, with names beside them for what Llama has not: `attention_output_norm` and
     `ffn_output_norm` stand behind attention and feed-forward (`post_attention_layernorm` is the norm before the
     latter, as there), `mlp.router` and `mlp.experts.N` are a mixture of experts, `model.embed_positions` learned ones.
     """
     hidden, vocab = spec.hidden_size, spec.vocab_size
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, hidden)}
-    if spec.num_positions:
+    shapes: dict[str, tuple[int, ...]] = {}
+    if ends.first or (ends.last and spec.tied):
+        shapes["model.embed_tokens.weight"] = (vocab, hidden)
+    if ends.first and spec.num_positions:
         shapes["model.embed_positions.weight"] = (spec.num_positions, hidden)
     for index, layer in enumerate(spec.layers):
         shapes |= {f"model.layers.{index}.{name}": shape for name, shape in _layer_shapes(spec, layer).items()}
-    shapes |= _norm_shapes(spec, "model.norm")
-    return shapes if spec.tied else shapes | {"lm_head.weight": (vocab, hidden)}
+    if ends.last:
+        shapes |= _norm_shapes(spec, "model.norm") | ({} if spec.tied else {"lm_head.weight": (vocab, hidden)})
+    return shapes
 
 
 def _layer_shapes(spec: ModelSpec, layer: LayerSpec) -> dict[str, tuple[int, ...]]:

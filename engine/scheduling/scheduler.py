@@ -15,6 +15,10 @@ from noria.engine.scheduling.preemption import PreemptionCounts, Room
 from noria.engine.scheduling.request import Request
 from noria.engine.scheduling.speculation import Drafter, SpeculationCounts
 
+IDLE_ROW_WEIGHT = 2
+"""Streams that an idle row counts for when prompts may take more of an iteration. A larger weight is throughput under
+overload, a smaller one even streams beside a few long prompts (docs/performance.md)."""
+
 
 class CannotEverFit(ValueError):
     """The request needs more KV blocks, or a longer context, than this engine has."""
@@ -28,9 +32,9 @@ class Scheduler:
     and plans complete in the order of their selection.
 
     Where the policy cuts prompts, `max_batch_tokens` bounds the tokens of an iteration, and `max_chunk_tokens` (0: the
-    same) those of prompts in an iteration in which somebody decodes and would wait for them. The first running request
-    steps, or somebody who is never preempted again does, and whoever stands first always fits an empty pool, so
-    `select` gives a plan whenever a request is here and none is in flight.
+    same) those of prompts in an iteration in which somebody decodes and would wait for them, unless many rows stand
+    idle (`_beside`). The first running request steps, or somebody who is never preempted again does, and whoever
+    stands first always fits an empty pool, so `select` gives a plan whenever a request is here and none is in flight.
     """
 
     def __init__(
@@ -223,10 +227,17 @@ class Scheduler:
         """Go on with the prompts of admitted requests; returns the tokens left for others. One that has to wait left
         no tokens or no rows, so nobody overtakes it by being admitted."""
         if num_decodes:
-            budget = min(budget, self.max_chunk_tokens)
+            budget = min(budget, self._beside(num_decodes, len(reading)))
         for request in reading[: self.max_batch_size - num_decodes]:
             budget -= self._append_chunk(request, rows, budget)
         return budget
+
+    def _beside(self, num_decodes: int, num_reading: int) -> int:
+        """Prompt tokens beside streams. Rows that would decode, were their prompts read, are what a small chunk costs:
+        where they are many next to the streams that it spares, it grows in proportion."""
+        idle = num_reading + min(len(self.waiting), self.max_running - len(self.running))
+        idle = min(idle, self.max_batch_size - num_decodes)
+        return self.max_chunk_tokens * max(num_decodes, IDLE_ROW_WEIGHT * idle) // num_decodes
 
     def _admit(self, rows: list[BatchRow], num_decodes: int, budget: int) -> None:
         newcomers = self._admission.newcomers()

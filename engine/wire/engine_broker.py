@@ -35,7 +35,6 @@ from noria.engine.wire.messages import (
     decode_request,
     encode,
 )
-from noria.engine.wire.nodes import Command
 from noria.engine.wire.publish import (
     POISON,
     Row,
@@ -48,6 +47,7 @@ from noria.engine.wire.publish import (
     to_row,
 )
 from noria.engine.wire.recorder import Recorder
+from noria.engine.wire.slots import Command
 from noria.engine.wire.timesheet import Ended, Timesheet, without_times
 
 MAX_DEATHS = 2

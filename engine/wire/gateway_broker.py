@@ -47,8 +47,8 @@ from noria.engine.wire.messages import (
     decode_tokenizer,
     encode,
 )
-from noria.engine.wire.nodes import Command
 from noria.engine.wire.publish import POISON, final_publications, publication, published
+from noria.engine.wire.slots import Command
 
 STREAM_TTL = 30.0
 """Seconds that a gateway's stream outlives its last renewal."""

@@ -189,6 +189,9 @@ def test_a_port_that_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         seen = found(check_door(GatewaySettings(port=taken.getsockname()[1])), "port")
     assert seen.level == "fail" and "--port" in seen.cure
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        seen = found(check_door(GatewaySettings(port=0, metrics_port=taken.getsockname()[1])), "metrics port")
+    assert seen.level == "fail" and "--metrics-port" in seen.cure
 
 
 def test_an_open_door() -> None:

@@ -15,7 +15,7 @@ from noria.engine.scheduling.kv_blocks import KVBlocks
 from noria.engine.scheduling.policy import POLICIES
 from noria.engine.scheduling.preemption import MAX_PREEMPTIONS
 from noria.engine.scheduling.request import Request
-from noria.engine.scheduling.scheduler import Scheduler
+from noria.engine.scheduling.scheduler import IDLE_ROW_WEIGHT, Scheduler
 
 VOCABULARY = 5
 STOP = frozenset({4})
@@ -156,8 +156,10 @@ class SimulatedEngine:
         assert 0 < len(batch.rows) <= shape.max_batch_size
         assert policy.whole_prompts or batch.num_tokens <= shape.max_batch_tokens
         read = sum(row.num_tokens for row in batch.rows if not row.is_decode)
-        beside = shape.max_chunk_tokens if batch.num_decode_rows else 0
-        assert policy.whole_prompts or not beside or read <= beside
+        if shape.max_chunk_tokens and batch.num_decode_rows and not policy.whole_prompts:
+            idle = min(len(self.scheduler), shape.max_batch_size) - batch.num_decode_rows  # at most
+            stretch = max(1.0, IDLE_ROW_WEIGHT * idle / batch.num_decode_rows)
+            assert read <= shape.max_chunk_tokens * stretch, "running streams wait for too much of others' prompts"
         assert len(self.scheduler.running) <= shape.max_batch_size * shape.num_stages
         decodes = [row.is_decode for row in batch.rows]
         assert decodes == sorted(decodes, reverse=True)

@@ -55,7 +55,7 @@ class Trace(RuleBasedStateMachine):
             batch = self.engine.in_flight[-1].batch
             full = scheduler.max_running > len(batch.rows) == scheduler.max_batch_size  # the rest: the next plan's
             read = sum(row.num_tokens for row in batch.rows if not row.is_decode)
-            spent = batch.num_tokens == scheduler.max_batch_tokens or read == scheduler.max_chunk_tokens
+            spent = batch.num_tokens == scheduler.max_batch_tokens or read >= scheduler.max_chunk_tokens
             cut = not scheduler.policy.whole_prompts and spent
             started = [request in scheduler.running or self.shares(request) for request in claimed]
             assert full or cut or all(started)

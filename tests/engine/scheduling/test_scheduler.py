@@ -270,20 +270,30 @@ def test_an_earlier_request_waits_for_a_later_one_in_flight_and_keeps_its_blocks
     assert early.num_preemptions == 0 and late.num_preemptions >= 1
 
 
-def test_chunks_are_short_where_somebody_would_wait_for_them() -> None:
-    scheduler = scheduler_of("paged", tokens=20, chunk=3)
-    scheduler.add(request_of("alone", prompt=30, max_tokens=2))
-    widths = []
-    for late in (None, "late", "later", None):
-        if late:
-            scheduler.add(request_of(late, prompt=5, max_tokens=1, first=100))
+def prompt_tokens_beside(num_streams: int, num_prompts: int) -> int:
+    """Prompt tokens, in chunks of 3, of an iteration that so many streams are in while so many prompts are read."""
+    scheduler = scheduler_of("paged", tokens=40, num_blocks=200, batch=8, chunk=3)
+    for number in range(num_streams):
+        scheduler.add(request_of(f"stream{number}", prompt=2, max_tokens=9))
+    if num_streams:
         batch = scheduler.select()
         assert batch is not None
-        widths.append([(row.request.id, row.num_tokens) for row in batch.rows])
         finish(scheduler, batch)
-    assert widths == [
-        [("alone", 20)],
-        [("alone", 10), ("late", 5)],
-        [("alone", 1), ("later", 3)],
-        [("later", 2)],
-    ]
+    for number in range(num_prompts):
+        scheduler.add(request_of(f"prompt{number}", prompt=30, max_tokens=9, first=100 * (1 + number)))
+    batch = scheduler.select()
+    assert batch is not None and batch.num_decode_rows == num_streams
+    return batch.num_tokens - num_streams
+
+
+def test_chunks_are_short_where_somebody_would_wait_for_them() -> None:
+    assert prompt_tokens_beside(0, 2) == 40
+    assert prompt_tokens_beside(2, 1) == 3
+    assert prompt_tokens_beside(4, 2) == 3
+
+
+def test_chunks_grow_where_more_rows_stand_idle_than_stream() -> None:
+    assert prompt_tokens_beside(4, 3) == 3 * 6 // 4
+    assert prompt_tokens_beside(2, 4) == 3 * 8 // 2
+    assert prompt_tokens_beside(2, 40) == 3 * 12 // 2  # six rows are free, however many wait
+    assert prompt_tokens_beside(1, 7) == 39  # and never more than an iteration holds
