@@ -22,6 +22,7 @@ from noria.engine.grammar.grammars import Grammars
 from noria.engine.memory import Room, kv_bytes
 from noria.engine.models.load import inspect, load, stored_bytes
 from noria.engine.models.pooling import PoolingKind, trained_pooling
+from noria.engine.models.precision import DTYPES, Precision
 from noria.engine.models.source import ModelSource, resolve
 from noria.engine.models.spec import ModelSpec
 from noria.engine.scheduling.kv_blocks import KVBlocks
@@ -35,7 +36,6 @@ from noria.kernels.pools import kv_bytes_per_block
 
 log = structlog.get_logger("noria.engine")
 
-_KV_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 # Plain torch would widen all it reads at every step.
 _KV_DTYPE_OF = {"triton": "bf16", "native": "fp16", "torch": "fp32"}
 
@@ -56,6 +56,7 @@ class Plan:
     max_model_len: int
     num_blocks: int
     kv_bytes: int
+    precision: Precision
     kv_dtype: torch.dtype
     pooling: PoolingKind
     threads: int
@@ -91,12 +92,14 @@ def plan(config: EngineConfig) -> Plan:
     group = spec.num_heads // spec.num_kv_heads
     sizes = Sizes(spec.hidden_size, spec.head_dim, spec.ffn_step, config.block_size, group, spec.is_capped)
     threads = config.threads or os.cpu_count() or 1
-    ops = choose(config.kernels, sizes, threads, lambda why: log.warning("slower kernels compute", reason=why))
-    kv_dtype = _KV_DTYPES[_KV_DTYPE_OF[ops.name] if config.kv_dtype == "auto" else config.kv_dtype]
+    on_gpu = torch.bfloat16 if config.dtype == "auto" else DTYPES[config.dtype]
+    ops = choose(config.kernels, sizes, threads, lambda why: log.warning("slower kernels compute", reason=why), on_gpu)
+    precision = _precision(config, ops)
+    kv_dtype = DTYPES[_kv_dtype(precision, ops) if config.kv_dtype == "auto" else config.kv_dtype]
     block_bytes = kv_bytes_per_block(spec.num_layers, config.block_size, spec.num_kv_heads, spec.head_dim, kv_dtype)
     pool = kv_bytes(
         config.kv_memory,
-        weight_bytes=_weight_bytes(spec, source, ops),
+        weight_bytes=_weight_bytes(spec, source, precision, ops),
         wanted=-(-max_model_len // config.block_size) * config.max_batch_size * block_bytes,
         least=block_bytes,
         room=_gpu_room(ops.device) if ops.device.type == "cuda" else None,
@@ -115,6 +118,7 @@ def plan(config: EngineConfig) -> Plan:
         max_model_len=max_model_len,
         num_blocks=num_blocks,
         kv_bytes=num_blocks * block_bytes,
+        precision=precision,
         kv_dtype=kv_dtype,
         pooling=pooling,
         threads=threads,
@@ -123,11 +127,26 @@ def plan(config: EngineConfig) -> Plan:
     )
 
 
-def _weight_bytes(spec: ModelSpec, source: ModelSource, ops: Ops) -> int:
+def _precision(config: EngineConfig, ops: Ops) -> Precision:
+    """Raises ValueError for a precision that these kernels do not compute in."""
+    if config.quantize != "none" and ops.name != "native":
+        raise ValueError(
+            f"--quantize {config.quantize} needs the C kernels (--kernels native): {ops.name} has no integers"
+        )
+    if config.dtype in ("fp16", "bf16") and ops.name == "torch":
+        raise ValueError(f"--dtype {config.dtype} needs the C kernels or a GPU: plain torch computes in fp32")
+    return Precision(config.dtype, config.quantize)
+
+
+def _kv_dtype(precision: Precision, ops: Ops) -> str:
+    return precision.dtype if ops.name == "triton" and precision.dtype != "auto" else _KV_DTYPE_OF[ops.name]
+
+
+def _weight_bytes(spec: ModelSpec, source: ModelSource, precision: Precision, ops: Ops) -> int:
     """What the weights take once they are laid out."""
     if ops.name == "triton":
-        return spec.weight_bytes // 2  # bfloat16
-    return spec.weight_bytes if ops.name == "torch" else stored_bytes(source)
+        return spec.weight_bytes if precision.dtype == "fp32" else spec.weight_bytes // 2
+    return spec.weight_bytes if ops.name == "torch" else precision.weight_bytes(spec, stored_bytes(source))
 
 
 def _gpu_room(device: torch.device) -> Room:
@@ -170,7 +189,7 @@ def assemble(plan: Plan, progress: Callable[[int, int], None] | None = None) -> 
     """Load the weights and build everything around them. `progress` gets bytes done and bytes in all."""
     config, spec = plan.config, plan.spec
     torch.set_num_threads(plan.threads)
-    loaded = load(plan.source, plan.ops, max_len=plan.max_model_len, progress=progress)
+    loaded = load(plan.source, plan.ops, progress=progress, precision=plan.precision, max_len=plan.max_model_len)
     pools = plan.ops.new_kv_pools(
         spec.num_layers,
         plan.num_blocks,

@@ -64,6 +64,14 @@ class EngineConfig(Settings):
         "auto",
         description="What computes: Triton on a GPU, the C library (native), plain torch, or the first that runs here",
     )
+    dtype: Literal["auto", "fp32", "fp16", "bf16"] = Field(
+        "auto",
+        description="Precision of weights that are floats; auto: as the files have them, bf16 on a GPU",
+    )
+    quantize: Literal["none", "int8", "q4"] = Field(
+        "none",
+        description="Round weights that are floats to 8 or 4 bits when they are loaded; needs the C kernels",
+    )
     block_size: int = Field(16, ge=1, le=256, description="Tokens in one KV block")
     prefix_cache: bool = Field(True, description="Reuse the KV blocks of equal prompt prefixes of one tenant")
     pooling: Literal["auto", "mean", "last"] = Field(

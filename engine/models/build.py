@@ -58,7 +58,7 @@ def build_weights(
     if ends.first or (ends.last and spec.tied):
         table = reader.weight("model.embed_tokens.weight")
     if ends.first and spec.num_positions:
-        positions = ops.pack_table(reader.weight("model.embed_positions.weight"), None)
+        positions = ops.pack_table(reader.read("model.embed_positions.weight"), None)
     layers = [_build_layer(spec, layer, reader, f"model.layers.{index}.") for index, layer in enumerate(spec.layers)]
     norm = reader.norm("model.norm")
     if ends.last:

@@ -15,6 +15,7 @@ from noria.engine.models.decoder import Decoder
 from noria.engine.models.gguf_checkpoint import GGUFCheckpoint
 from noria.engine.models.gguf_tokenizer import gguf_tokenizer_files
 from noria.engine.models.hf_tokenizer import hf_tokenizer_files
+from noria.engine.models.precision import AS_STORED, Precision, RoundedCheckpoint
 from noria.engine.models.safetensors_checkpoint import SafetensorsCheckpoint
 from noria.engine.models.sharded_ops import ShardedOps, Shards, shard_weights
 from noria.engine.models.shards import ShardedCheckpoint, Shares
@@ -52,6 +53,7 @@ def load(
     ops: Ops,
     *,
     progress: Callable[[int, int], None] | None = None,
+    precision: Precision = AS_STORED,
     parallel: Parallel = WHOLE,
     shards: Shards | None = None,
     max_len: int = 0,
@@ -67,9 +69,12 @@ def load(
     tokenizer_files = (
         gguf_tokenizer_files(whole.file) if isinstance(whole, GGUFCheckpoint) else hf_tokenizer_files(source.path)
     )
-    model = build_decoder(whole, ops, progress=progress, parallel=parallel, shards=shards, max_len=max_len)
+    model = build_decoder(
+        whole, ops, progress=progress, precision=precision, parallel=parallel, shards=shards, max_len=max_len
+    )
     spec = whole.spec().for_length(max_len or whole.spec().max_len)
-    return LoadedModel(model, spec, tokenizer_files, _fingerprint(spec, whole, ops, parallel.tp))
+    fingerprint = _fingerprint(spec, whole, ops, precision, parallel.tp)
+    return LoadedModel(model, spec, tokenizer_files, fingerprint)
 
 
 def build_decoder(
@@ -77,12 +82,15 @@ def build_decoder(
     ops: Ops,
     *,
     progress: Callable[[int, int], None] | None = None,
+    precision: Precision = AS_STORED,
     parallel: Parallel = WHOLE,
     shards: Shards | None = None,
     max_len: int = 0,
 ) -> Decoder:
     """The decoder, or a rank's part of it; see `load`."""
     checkpoint = _part(whole, parallel)
+    if precision != AS_STORED:
+        checkpoint = RoundedCheckpoint(checkpoint, precision)
     spec = checkpoint.spec().for_length(max_len or checkpoint.spec().max_len)
     weights = build_weights(spec, checkpoint, ops, progress, _ends(parallel))
     if shards is not None:
@@ -104,11 +112,12 @@ def _open(source: ModelSource) -> GGUFCheckpoint | SafetensorsCheckpoint:
     return GGUFCheckpoint(source.path) if source.kind == "gguf" else SafetensorsCheckpoint(source.path)
 
 
-def _fingerprint(spec: ModelSpec, checkpoint: Checkpoint, ops: Ops, tp: int) -> str:
+def _fingerprint(spec: ModelSpec, checkpoint: Checkpoint, ops: Ops, precision: Precision, tp: int) -> str:
     """Hash of the shape, the kernels, and the bytes of a few tensors: free of file names and dates. Sums over shards
     are rounded in another order."""
     shards = f" tp {tp}" if tp > 1 else ""
-    digest = hashlib.sha256(f"{ops.name} {sorted(asdict(spec).items())}{shards}".encode())
+    kept = "" if precision == AS_STORED else f" {precision.dtype} {precision.quantize}"
+    digest = hashlib.sha256(f"{ops.name} {sorted(asdict(spec).items())}{kept}{shards}".encode())
     for name in tensor_names(spec):
         digest.update(f"{name} {checkpoint.num_bytes(name)}".encode())
     for name in ("model.norm.weight", "model.layers.0.self_attn.k_proj.weight"):

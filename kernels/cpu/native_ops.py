@@ -29,7 +29,7 @@ PAGE = 16
 QUERIES_AT_ONCE = 16
 """Queries of a prompt in one piece of work: enough that keys are read seldom, few enough to spread over threads."""
 
-F32, F16, Q4, Q8, Q4_F32, Q8_16 = range(6)  # as in packed.h
+F32, F16, BF16, Q4, Q8, Q4_F32, Q8_16 = range(7)  # as in packed.h
 
 
 def check_sizes(hidden_size: int, head_dim: int, ffn_size: int, block_size: int) -> None:
@@ -257,13 +257,15 @@ def _at(kv: NativePools, layer: int) -> int:
 
 
 def _kind(weight: Weight) -> int:
-    """How a weight is kept: as its file has it; floats as halves where that changes none of them."""
+    """How a weight is kept: as its file has it; floats in two bytes where that changes none of them."""
     if isinstance(weight, GroupedWeight):
         if weight.minimum is not None:
             return Q4 if weight.half_scales else Q4_F32
         return Q8 if weight.half_scales and weight.group_size == 32 else Q8_16
-    as_halves = weight.to(torch.float16)
-    return F16 if bool((as_halves.to(weight.dtype) == weight).all()) else F32
+    for kind, dtype in ((F16, torch.float16), (BF16, torch.bfloat16)):
+        if torch.equal(weight.to(dtype).to(weight.dtype), weight):
+            return kind
+    return F32
 
 
 def _regrouped(weight: GroupedWeight, kind: int) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -121,6 +121,11 @@ void round_row(const float *x, int64_t width, int64_t row, Rounded to);
 
 INLINE __m256 half8(const void *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
 
+/* The upper half of a float. */
+INLINE __m256 bfloat8(const void *p) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16));
+}
+
 INLINE uint16_t to_half(float value) { return (uint16_t)_mm_extract_epi16(_mm_cvtps_ph(_mm_set_ss(value), 0), 0); }
 
 /* e^x for x <= 0 and -inf (0): 2^n * 2^f with a polynomial of degree 6 on |f| <= 1/2 * ln 2; error below 2 ulp. */

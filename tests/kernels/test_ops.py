@@ -196,11 +196,11 @@ def weight_of(kind: str, out: int, width: int) -> Tensor | GroupedWeight:
     if kind.startswith("q"):
         return grouped(kind, out, width)
     weight = torch.randn(out, width, generator=torch.Generator().manual_seed(out))
-    return weight.half().float() if kind == "halves" else weight
+    return weight.to({"floats": torch.float32, "halves": torch.float16, "bfloats": torch.bfloat16}[kind]).float()
 
 
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("kind", ["floats", "halves", "q4_1", "q8_0", "q4_k", "q6_k"])
+@pytest.mark.parametrize("kind", ["floats", "halves", "bfloats", "q4_1", "q8_0", "q4_k", "q6_k"])
 def test_a_linear_row_has_the_same_bits_alone_and_among_others(ops: Ops, kind: str, bias: bool) -> None:
     parts = [weight_of(kind, 120, 96), weight_of(kind, 83, 96), weight_of("q8_0", 20, 96)]
     offset = torch.randn(223) if bias else None
@@ -219,7 +219,7 @@ def test_a_linear_row_has_the_same_bits_alone_and_among_others(ops: Ops, kind: s
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-@pytest.mark.parametrize("kind", ["floats", "halves", "q4_1", "q6_k"])
+@pytest.mark.parametrize("kind", ["floats", "halves", "bfloats", "q4_1", "q6_k"])
 def test_layers_in_one_call_have_the_bits_of_their_operations(kind: str, threads: int) -> None:
     ops, hidden, ffn, dim = choose("native", Sizes(64, 32, 96, BLOCK_SIZE), threads), 64, 96, 32
     layers = [
@@ -256,7 +256,7 @@ def test_what_is_no_number_stays_so(ops: Ops) -> None:
     assert product[0].isfinite().all() and not product[1:3].isfinite().any() and not product[3].any()
 
 
-@pytest.mark.parametrize("kind", ["floats", "halves", "q4_1", "q8_0", "q4_k", "q6_k"])
+@pytest.mark.parametrize("kind", ["floats", "halves", "bfloats", "q4_1", "q8_0", "q4_k", "q6_k"])
 def test_rows_of_a_table_are_its_values(ops: Ops, kind: str) -> None:
     weight = weight_of(kind, 83, 96)
     floats = weight.floats() if isinstance(weight, GroupedWeight) else weight
