@@ -26,7 +26,13 @@ def load_runner(
     torch.set_num_threads(plan.threads)
     shards = channel if plan.parallel.tp > 1 else None
     loaded = load(
-        plan.source, plan.ops, progress=progress, precision=plan.precision, parallel=plan.parallel, shards=shards
+        plan.source,
+        plan.ops,
+        progress=progress,
+        precision=plan.precision,
+        max_len=plan.max_model_len,
+        parallel=plan.parallel,
+        shards=shards,
     )
     pools = plan.ops.new_kv_pools(
         plan.part.num_layers,
