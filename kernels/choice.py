@@ -29,6 +29,7 @@ class Sizes:
     ffn_size: int
     block_size: int
     group: int = 1  # query heads to a KV head
+    is_capped: bool = False  # whether attention has windows or soft caps
 
 
 def choose(
@@ -66,6 +67,8 @@ def _pass_over(name: str, kind: str, error: Unavailable, note: Callable[[str], N
 
 def _triton(sizes: Sizes, dtype: torch.dtype) -> Ops:
     """Raises Unavailable, with the reason."""
+    if sizes.is_capped:
+        raise Unavailable("they have no attention with windows or soft caps")
     if not torch.cuda.is_available():
         raise Unavailable("torch sees no CUDA device")
     try:

@@ -10,17 +10,17 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import cast
 
-from noria.engine.models.build import Checkpoint, Ends, build_weights, tensor_names
+from noria.engine.models.build import Checkpoint, build_weights, tensor_names
 from noria.engine.models.decoder import Decoder
 from noria.engine.models.gguf_checkpoint import GGUFCheckpoint
 from noria.engine.models.gguf_tokenizer import gguf_tokenizer_files
 from noria.engine.models.hf_tokenizer import hf_tokenizer_files
 from noria.engine.models.precision import AS_STORED, Precision, RoundedCheckpoint
 from noria.engine.models.safetensors_checkpoint import SafetensorsCheckpoint
-from noria.engine.models.sharded_ops import ShardedOps, Shards, shard_tables
+from noria.engine.models.sharded_ops import ShardedOps, Shards, shard_weights
 from noria.engine.models.shards import ShardedCheckpoint, Shares
 from noria.engine.models.source import ModelSource
-from noria.engine.models.spec import ModelSpec
+from noria.engine.models.spec import Ends, ModelSpec
 from noria.engine.parallel import WHOLE, Parallel
 from noria.engine.wire.messages import TokenizerFiles
 from noria.kernels.ops import Ops
@@ -56,9 +56,11 @@ def load(
     precision: Precision = AS_STORED,
     parallel: Parallel = WHOLE,
     shards: Shards | None = None,
+    max_len: int = 0,
 ) -> LoadedModel:
-    """Read the whole model, or a rank's part of it, into memory, laid out for `ops`. `progress` gets bytes read and
-    bytes in all; `shards` are the ranks that share the stage, where there are several.
+    """Read the whole model, or a rank's part of it, into memory, laid out for `ops`, to serve `max_len` tokens at most
+    (0: what it can). `progress` gets bytes read and bytes in all; `shards` are the ranks that share the stage, where
+    there are several.
 
     Raises ModelError when a file is broken, a tensor is missing or the architecture is not supported.
     """
@@ -67,9 +69,12 @@ def load(
     tokenizer_files = (
         gguf_tokenizer_files(whole.file) if isinstance(whole, GGUFCheckpoint) else hf_tokenizer_files(source.path)
     )
-    model = build_decoder(whole, ops, progress=progress, precision=precision, parallel=parallel, shards=shards)
-    fingerprint = _fingerprint(whole.spec(), whole, ops, precision, parallel.tp)
-    return LoadedModel(model, whole.spec(), tokenizer_files, fingerprint)
+    model = build_decoder(
+        whole, ops, progress=progress, precision=precision, parallel=parallel, shards=shards, max_len=max_len
+    )
+    spec = whole.spec().for_length(max_len or whole.spec().max_len)
+    fingerprint = _fingerprint(spec, whole, ops, precision, parallel.tp)
+    return LoadedModel(model, spec, tokenizer_files, fingerprint)
 
 
 def build_decoder(
@@ -80,17 +85,19 @@ def build_decoder(
     precision: Precision = AS_STORED,
     parallel: Parallel = WHOLE,
     shards: Shards | None = None,
+    max_len: int = 0,
 ) -> Decoder:
     """The decoder, or a rank's part of it; see `load`."""
     checkpoint = _part(whole, parallel)
     if precision != AS_STORED:
         checkpoint = RoundedCheckpoint(checkpoint, precision)
-    weights = build_weights(checkpoint.spec(), checkpoint, ops, progress, _ends(parallel))
+    spec = checkpoint.spec().for_length(max_len or checkpoint.spec().max_len)
+    weights = build_weights(spec, checkpoint, ops, progress, _ends(parallel))
     if shards is not None:
         ids = [Shares.of(whole.spec(), replace(parallel, rank=shard)).vocab for shard in range(parallel.tp)]
-        weights = shard_tables(weights, ids[parallel.shard], tuple(map(len, ids)))
+        weights = shard_weights(weights, ids[parallel.shard], tuple(map(len, ids)))
         ops = cast(Ops, ShardedOps(ops, shards))
-    return Decoder(checkpoint.spec(), weights, ops)
+    return Decoder(spec, weights, ops)
 
 
 def _part(whole: Checkpoint, parallel: Parallel) -> Checkpoint:

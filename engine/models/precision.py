@@ -26,6 +26,9 @@ DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 TABLES = ("model.embed_tokens.weight", "lm_head.weight")
 """Every token's logit comes out of these: they keep 8 bits."""
 
+ROUTER = ".mlp.router.weight"
+"""Decides between experts, and is small: never quantised."""
+
 _BYTES = {"int8": 34 / 32, "q4": 20 / 32, "fp16": 2.0, "bf16": 2.0, "fp32": 4.0}
 
 
@@ -41,7 +44,7 @@ class Precision:
         """The weight of that name as it is to be kept. Raises OverflowError where half precision cannot hold it."""
         if isinstance(weight, GroupedWeight):
             return weight
-        if self.quantize != "none" and weight.shape[1] % GROUP == 0:
+        if self.quantize != "none" and weight.shape[1] % GROUP == 0 and not name.endswith(ROUTER):
             return _quantised(self.quantize, name)(weight)
         return self.rounded(weight)
 

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from noria.kernels.cpu.library import Unavailable
 from noria.kernels.cpu.structs import Batch, Layer, Linear, Pools, Segment
+from noria.kernels.layers import LayerWeights
 from noria.kernels.layout import RaggedLayout
-from noria.kernels.ops import LayerWeights
+from noria.kernels.ops import Scores
 from noria.kernels.pools import KVPools
 from noria.kernels.weights import GroupedWeight, Weight
 
@@ -164,7 +165,7 @@ class NativeOps:
         return NativePools(keys, values, block_size, num_kv_heads, head_dim, (Pools * num_layers)(*records))
 
     def plan_step(
-        self, layout: RaggedLayout, positions: Tensor, angles: Tensor, kv: KVPools, num_heads: int, scale: float
+        self, layout: RaggedLayout, positions: Tensor, angles: Tensor, kv: KVPools, num_heads: int, scores: Scores
     ) -> StepPlan:
         starts: list[int] = layout.query_start.tolist()
         lengths: list[int] = layout.kv_lens.tolist()
@@ -197,7 +198,9 @@ class NativeOps:
             num_kv_heads=kv.num_kv_heads,
             head_dim=kv.head_dim,
             half=kv.keys[0].dtype == torch.float16,
-            scale=scale,
+            scale=scores.scale,
+            window=scores.window,
+            softcap=scores.softcap,
         )
         return StepPlan(batch, tensors)
 
@@ -225,17 +228,21 @@ class NativeOps:
         self._run("noria_silu_mul", gate_up.data_ptr(), rows, width, out.data_ptr())
         return out
 
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        rows, width = len(gate_up), gate_up.shape[1] // 2
+        out = torch.empty(rows, width)
+        self._run("noria_gelu_mul", gate_up.data_ptr(), rows, width, out.data_ptr())
+        return out
+
     # --- the stack ------------------------------------------------------------------------------------------------
 
     def pack_layers(self, layers: Sequence[LayerWeights]) -> PackedLayers:
-        records = [
-            Layer(
-                layer.attention_norm.data_ptr(),
-                layer.ffn_norm.data_ptr(),
-                *(packed.record for packed in (layer.qkv, layer.output, layer.gate_up, layer.down)),
-            )
-            for layer in layers
-        ]
+        records = []
+        for layer in layers:
+            assert layer.attention_norm is not None and layer.ffn_norm is not None
+            norms = (layer.attention_norm.weight.data_ptr(), layer.ffn_norm.weight.data_ptr())
+            linears = (layer.qkv, layer.output, layer.gate_up, layer.down)
+            records.append(Layer(*norms, *(packed.record for packed in linears)))
         return PackedLayers((Layer * len(records))(*records), list(layers))
 
     def run_layers(self, x: Tensor, layers: PackedLayers, eps: float, kv: NativePools, plan: StepPlan) -> Tensor:
