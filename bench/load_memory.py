@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from noria.engine.config import DEMO_MODEL, EngineConfig, Rendezvous
-from noria.engine.models.load import load
+from noria.engine.models.load import build_decoder, open_checkpoint
 from noria.engine.plan import plan
 
 PARTS = [(1, 1, 0), (2, 1, 0), (2, 1, 1), (1, 2, 0), (1, 2, 1), (2, 2, 0), (2, 2, 3)]  # tp, pp, rank
@@ -62,9 +62,9 @@ def measure(model: str, kernels: Any, tp: int, pp: int, rank: int) -> dict[str, 
     before = status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")
     shards: Any = Alone() if tp > 1 else None
-    loaded = load(planned.source, planned.ops, parallel=planned.parallel, shards=shards)
+    model_part = build_decoder(open_checkpoint(planned.source), planned.ops, parallel=planned.parallel, shards=shards)
     peak = status("VmHWM") - before
-    return {"peak": peak, "held": sum(tensors(loaded.model._weights, {}).values())}
+    return {"peak": peak, "held": sum(tensors(model_part._weights, {}).values())}
 
 
 def main() -> None:

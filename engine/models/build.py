@@ -57,14 +57,17 @@ def build_weights(
     embedding, positions, head = None, None, None
     if ends.first or (ends.last and spec.tied):
         table = reader.weight("model.embed_tokens.weight")
+        if ends.last and spec.tied:
+            head = ops.pack_linear([table])
+        if ends.first:
+            embedding = ops.pack_table(table, head)
+        del table  # a large one, which need not be there twice while all the others come
     if ends.first and spec.num_positions:
         positions = ops.pack_table(reader.read("model.embed_positions.weight"), None)
     layers = [_build_layer(spec, layer, reader, f"model.layers.{index}.") for index, layer in enumerate(spec.layers)]
     norm = reader.norm("model.norm")
-    if ends.last:
-        head = ops.pack_linear([table if spec.tied else reader.weight("lm_head.weight")])
-    if ends.first:
-        embedding = ops.pack_table(table, head if spec.tied else None)
+    if ends.last and not spec.tied:
+        head = ops.pack_linear([reader.weight("lm_head.weight")])
     return DecoderWeights(embedding, positions, layers, norm, head)
 
 
