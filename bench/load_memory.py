@@ -42,7 +42,7 @@ def status(field: str) -> int:
 def tensors(value: Any, seen: dict[int, int]) -> dict[int, int]:
     """Bytes of every tensor that hangs on `value`, by address."""
     if isinstance(value, torch.Tensor):
-        seen[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+        seen[id(value) if value.is_mkldnn else value.data_ptr()] = value.numel() * value.element_size()
     elif isinstance(value, list | tuple):
         for item in value:
             tensors(item, seen)

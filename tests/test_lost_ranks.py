@@ -80,6 +80,7 @@ async def test_requests_of_an_engine_that_lost_a_rank_go_on_elsewhere(cluster: C
     await client.close()
 
 
+@pytest.mark.slow
 def test_ranks_started_by_others_end_with_the_first(cluster: Cluster, model: Path) -> None:
     """By torchrun's variables, as on several machines."""
     with socket.create_server(("127.0.0.1", 0)) as probe:

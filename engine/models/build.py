@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from noria.engine.memory import give_back
 from noria.engine.models.decoder import DecoderWeights
 from noria.engine.models.errors import ModelError
 from noria.engine.models.spec import BOTH_ENDS, Ends, LayerSpec, ModelSpec, tensor_shapes
@@ -61,13 +62,14 @@ def build_weights(
             head = ops.pack_linear([table])
         if ends.first:
             embedding = ops.pack_table(table, head)
-        del table  # a large one, which need not be there twice while all the others come
-    if ends.first and spec.num_positions:
-        positions = ops.pack_table(reader.read("model.embed_positions.weight"), None)
-    layers = [_build_layer(spec, layer, reader, f"model.layers.{index}.") for index, layer in enumerate(spec.layers)]
-    norm = reader.norm("model.norm")
+        del table
     if ends.last and not spec.tied:
         head = ops.pack_linear([reader.weight("lm_head.weight")])
+    if ends.first and spec.num_positions:
+        positions = ops.pack_table(reader.read("model.embed_positions.weight"), None)
+    give_back()  # the tables come first, while what they take beside themselves is less than all the rest
+    layers = [_build_layer(spec, layer, reader, f"model.layers.{index}.") for index, layer in enumerate(spec.layers)]
+    norm = reader.norm("model.norm")
     return DecoderWeights(embedding, positions, layers, norm, head)
 
 
