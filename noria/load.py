@@ -199,6 +199,7 @@ async def _read(response: aiohttp.ClientResponse, outcome: Outcome) -> None:
         if "error" in event:
             outcome.error = _error_of(200, data)
             return
+        ended = ended or any(choice.get("finish_reason") for choice in event.get("choices") or ())
         if any(_texts(event)):
             outcome.token_times.append(perf_counter())
         if usage := event.get("usage"):
