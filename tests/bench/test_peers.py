@@ -99,7 +99,7 @@ def test_who_cannot_be_installed_says_why(tmp_path: Path, monkeypatch: pytest.Mo
     uv.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     peer = Peer("theirs", "", lambda launch: [], lambda launch: "", "theirs", ("theirs",))
-    with pytest.raises(Absent, match=r"uv venv failed \(  no solution found for theirs\)"):
+    with pytest.raises(Absent, match=r"uv venv failed \(no solution found for theirs\)"):
         prepare(peer, tmp_path)
     assert not (tmp_path / "theirs" / "installed.json").exists()
 
