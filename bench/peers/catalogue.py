@@ -22,7 +22,7 @@ class Launch:
     """What a command line is made of."""
 
     python: Path  # of the peer's environment
-    models: Path  # folder of `inside/models.py`
+    models: Path  # folder of `inside/weights.py`
     state: Path  # an empty folder for files of the server's own
     port: int
     threads: int
@@ -38,7 +38,7 @@ class Peer:
     model: Callable[[Launch], str]  # its name in the server's API
     environment: str = ""  # its own: peers of one name share it; empty: the one that this runs in
     requirements: tuple[str, ...] = ()
-    needs: tuple[str, ...] = ()  # kinds of weights, as `inside/models.py` makes them
+    needs: tuple[str, ...] = ()  # kinds of weights, as `inside/weights.py` makes them
     ready: str = "/v1/models"
     extra: Mapping[str, Any] = field(default_factory=lambda: {"ignore_eos": True})  # full length, greedy
 
@@ -79,7 +79,7 @@ PEERS = (
     Peer(
         "llamacpp",
         "llama.cpp, Q4_1 as shipped",
-        _inside("llamacpp.py", "q4_1.gguf"),
+        _inside("serve_llamacpp.py", "q4_1.gguf"),
         _smollm2,
         "llamacpp",
         (*LLAMACPP, "gguf>=0.17"),
@@ -88,7 +88,7 @@ PEERS = (
     Peer(
         "llamacpp-q8",
         "llama.cpp, Q8_0",
-        _inside("llamacpp.py", "q8_0.gguf"),
+        _inside("serve_llamacpp.py", "q8_0.gguf"),
         _smollm2,
         "llamacpp",
         (*LLAMACPP, "gguf>=0.17"),
@@ -97,7 +97,7 @@ PEERS = (
     Peer(
         "openvino",
         "OpenVINO GenAI, fp32",
-        _inside("openvino.py", "openvino"),
+        _inside("serve_openvino.py", "openvino"),
         _smollm2,
         "openvino",
         ("openvino-genai>=2026.4", "optimum-intel[openvino]>=2.2", "fastapi>=0.115", "uvicorn>=0.34", *WEIGHTS),
