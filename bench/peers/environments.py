@@ -35,7 +35,7 @@ def prepare(peer: Peer, folder: Path) -> Path:
     models.mkdir(exist_ok=True)
     for kind in peer.needs:
         if not (models / kind).exists():
-            _run([str(python), str(INSIDE / "models.py"), kind, str(resolve(DEMO_MODEL).path), str(models)], folder)
+            _run([str(python), str(INSIDE / "weights.py"), kind, str(resolve(DEMO_MODEL).path), str(models)], folder)
     return python
 
 

@@ -22,7 +22,7 @@ STOP_SECONDS = 20.0
 
 
 class Failed(Exception):
-    """A server did not start: its last words."""
+    """A server did not start: its last line."""
 
 
 class Running:
@@ -48,7 +48,8 @@ class Running:
             except (urllib.error.URLError, OSError):
                 time.sleep(0.05)
         self.stop()
-        raise Failed(self._log.read_text(errors="replace").strip()[-400:] or "it said nothing")
+        said = self._log.read_text(errors="replace").strip().splitlines() or ["it said nothing"]
+        raise Failed(f"{said[-1].strip()[:200]}; all of it: {self._log}")
 
     def _tree(self) -> list[psutil.Process]:
         parent = psutil.Process(self._process.pid)
