@@ -17,6 +17,7 @@ import argparse
 import asyncio
 import json
 import secrets
+import signal
 import sys
 import tempfile
 import time
@@ -120,6 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.folder.mkdir(parents=True, exist_ok=True)
     keep = options.state or options.folder / "peers.json"
     state = json.loads(keep.read_text()) if keep.exists() else {"peers": {}, "absent": {}, "runs": []}
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # with all servers
     whole = options.show or measure_all(state, keep, options)
     for table in tables(state):
         console().print(table)

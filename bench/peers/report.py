@@ -34,7 +34,7 @@ def tables(state: Mapping[str, Any]) -> list[Table]:
     runs, peers = state["runs"], list(state["peers"])
     return [
         _figures(runs, peers, "value", "", [measure.unit for measure in MEASURES]),
-        _figures(runs, peers, "cpu_ms_per_token", "CPU of the server, ", ["ms/token"] * len(MEASURES)),
+        _figures(runs, peers, "cpu_ms_per_token", "CPU: ", ["ms per output token"] * len(MEASURES)),
         _servers(state),
     ]
 
