@@ -8,19 +8,28 @@ from __future__ import annotations
 
 import argparse
 from pydoc_data.topics import topics
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from noria.engine.assembly import plan
 from noria.engine.config import EngineConfig
 from noria.engine.models.load import LoadedModel, load
+from noria.engine.models.source import resolve
 from noria.engine.offline import OfflineEngine
+from noria.engine.plan import plan
 from noria.engine.wire.messages import SamplingParams
 from noria.engine.wire.tokenizer import Tokenizer
 from noria.kernels.layout import RaggedLayout
 
-BACKENDS = {"fp32 (torch)": ("torch", "fp32"), "native, KV fp32": ("native", "fp32"), "native": ("native", "fp16")}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "fp32 (torch)": {"kernels": "torch", "kv_dtype": "fp32"},
+    "native, KV fp32": {"kernels": "native", "kv_dtype": "fp32"},
+    "native": {"kernels": "native"},
+}
+ROUNDED: dict[str, dict[str, Any]] = {
+    name: {"kernels": "native", "quantize": name} for name in ("int8", "q4")
+}  # where the file holds floats
 CHUNK = 128
 QUESTION = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
 
@@ -41,8 +50,7 @@ def predictions(loaded: LoadedModel, ids: list[int], kv_dtype: torch.dtype) -> t
     return torch.cat(scores), torch.cat(best)
 
 
-def answer(model: str, kernels: str, kv_dtype: str) -> str:
-    config = EngineConfig(model=model, kernels=kernels, kv_dtype=kv_dtype, kv_memory="64MiB")  # type: ignore[arg-type]
+def answer(config: EngineConfig) -> str:
     engine = OfflineEngine(config)
     tokenizer = Tokenizer.load(engine.tokenizer_files)
     prompt = tokenizer.encode_template(QUESTION)
@@ -58,16 +66,17 @@ def main() -> None:
     options = parser.parse_args()
     first: tuple[Tensor, Tensor] | None = None
     print(f"{'':18}{'perplexity':>12}{'to fp32':>10}{'top-1':>8}  says")
-    for name, (kernels, kv_dtype) in BACKENDS.items():
-        planned = plan(EngineConfig(model=options.model, kernels=kernels))  # type: ignore[arg-type]
-        loaded = load(planned.source, planned.ops)
+    floats = resolve(options.model).kind == "safetensors"
+    for name, settings in (SETTINGS | ROUNDED if floats else SETTINGS).items():
+        planned = plan(EngineConfig(model=options.model, kv_memory="64MiB", **settings))
+        loaded = load(planned.source, planned.ops, precision=planned.precision)
         tokenizer = Tokenizer.load(loaded.tokenizer_files)
         ids = tokenizer.encode(topics["objects"] + topics["naming"])[: options.tokens]
-        found = predictions(loaded, ids, torch.float16 if kv_dtype == "fp16" else torch.float32)
+        found = predictions(loaded, ids, planned.kv_dtype)
         first = first or found
         perplexity, base = (float((-scores.mean()).exp()) for scores in (found[0], first[0]))
         same = float((found[1] == first[1]).float().mean())
-        said = answer(options.model, kernels, kv_dtype)
+        said = answer(planned.config)
         print(f"{name:18}{perplexity:12.4f}{perplexity / base - 1:+10.3%}{same:8.4f}  {said!r}", flush=True)
 
 

@@ -22,6 +22,7 @@ from torch.nn.attention.varlen import varlen_attn
 
 from noria.kernels import reference
 from noria.kernels.layout import RaggedLayout
+from noria.kernels.ops import Scores
 from noria.kernels.triton_ops import TritonOps
 
 PAGE = 16
@@ -101,7 +102,7 @@ def prepare(batch: Batch, device: torch.device, dtype: torch.dtype, most_layers:
         pool.normal_()
     q = torch.randn(sum(new for _, new in batch.rows), num_heads, dim, device=device).to(dtype)
     positions = torch.zeros(len(q), dtype=torch.int64)
-    plan = ops.plan_step(layout, positions, torch.zeros(1, dim), kv, num_heads, dim**-0.5)
+    plan = ops.plan_step(layout, positions, torch.zeros(1, dim), kv, num_heads, Scores(dim**-0.5))
     starts, lengths, table = (part.to(device) for part in (layout.query_start, layout.kv_lens, layout.block_table))
     most_new, longest = max(new for _, new in batch.rows), int(layout.kv_lens.max())
 

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import redis
+from redis.crc import key_slot
 
 from bench.store import find_binary
 
@@ -126,6 +127,34 @@ def primary_port(sentinel_port: int) -> int:
     """Where the primary is, as a Sentinel says."""
     with redis.Redis(port=sentinel_port, decode_responses=True) as client:
         return int(client.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", NAME)[1])
+
+
+def move_slots(source: Server, target: Server, servers: list[Server], half_way: float = 0.0) -> int:
+    """Hand every slot in which `source` has keys over to `target`, key by key, as `redis-cli --cluster reshard` does.
+    Stands still for `half_way` seconds where half of a slot's keys have gone. Returns the number of slots."""
+    clients = {server.port: redis.Redis(port=server.port) for server in servers}
+    at, to = clients[source.port], clients[target.port]
+    name = {port: client.execute_command("CLUSTER", "MYID").decode() for port, client in clients.items()}
+    slots = {key_slot(key) for key in at.scan_iter(count=1000)}
+    for slot in slots:
+        to.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", name[source.port])
+        at.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", name[target.port])
+        half = (at.execute_command("CLUSTER", "COUNTKEYSINSLOT", slot) + 1) // 2
+        _move_keys(at, slot, target.port, most=half)
+        time.sleep(half_way)
+        while at.execute_command("CLUSTER", "COUNTKEYSINSLOT", slot):
+            _move_keys(at, slot, target.port, most=100)
+        for client in (to, at, *clients.values()):
+            client.execute_command("CLUSTER", "SETSLOT", slot, "NODE", name[target.port])
+    for client in clients.values():
+        client.close()
+    return len(slots)
+
+
+def _move_keys(at: redis.Redis, slot: int, port: int, most: int) -> None:
+    keys = at.execute_command("CLUSTER", "GETKEYSINSLOT", slot, most)
+    if keys:
+        at.execute_command("MIGRATE", "127.0.0.1", port, "", 0, 5000, "KEYS", *keys)
 
 
 def _cluster_is_up(port: int) -> bool:

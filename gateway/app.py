@@ -52,6 +52,7 @@ from noria.gateway.endpoints import (
 )
 from noria.gateway.files import Files
 from noria.gateway.http import error_answers
+from noria.gateway.http.doors import Doors
 from noria.gateway.http.methods import Methods
 from noria.gateway.http.request_context import RequestContext
 from noria.gateway.inner_call import InnerCall, Reply
@@ -190,6 +191,8 @@ def create_app(settings: GatewaySettings) -> FastAPI:
                 "x-noria-queue-eta",
             ],
         )
+    if settings.metrics_port:
+        app.add_middleware(Doors, metrics_port=settings.metrics_port)
     # Added last: outermost.
     app.add_middleware(RequestContext, metrics=counted, drain=services.drain, tracer=tracer)
     return app

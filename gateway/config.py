@@ -82,6 +82,10 @@ class GatewaySettings(Settings):
     ledger_days: int = Field(30, ge=1, le=3650, description="Days that each request's entry in the ledger is kept")
     usage_days: int = Field(400, ge=32, le=3650, description="Days that usage by day is kept")
     open_metrics: bool = Field(True, description="Serve /metrics without a key")
+    metrics_port: int = Field(
+        0, ge=0, le=65535, description="Port of /metrics, which then is at no other; 0: it is beside the API"
+    )
+    metrics_host: str = Field("", description="Address of that port; empty: that of the API")
     vllm_metrics: bool = Field(False, description="Repeat figures under vLLM's names, for dashboards made for it")
     cors_origins: str = Field(
         "auto",
@@ -135,6 +139,13 @@ class GatewaySettings(Settings):
             raise ValueError("tls_cert and tls_key are given together or not at all")
         return value
 
+    @field_validator("metrics_port")
+    @classmethod
+    def _is_another(cls, value: int, info: ValidationInfo) -> int:
+        if value and value == info.data.get("port"):
+            raise ValueError("metrics_port is another one than port, or 0")
+        return value
+
     @field_validator("api_key")
     @classmethod
     def _are_entries(cls, value: SecretStr) -> SecretStr:
@@ -153,6 +164,12 @@ class GatewaySettings(Settings):
         if value.get_secret_value():
             Pepper(value.get_secret_value())
         return value
+
+    @property
+    def doors(self) -> tuple[tuple[str, int], ...]:
+        """Hosts and ports to listen on: the API's, and that of the figures where they are apart."""
+        api = (self.host, self.port)
+        return (api, (self.metrics_host or self.host, self.metrics_port)) if self.metrics_port else (api,)
 
     @property
     def pepper(self) -> Pepper | None:

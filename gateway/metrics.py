@@ -27,12 +27,15 @@ class _Pools(Collector):
     def collect(self) -> Iterator[Metric]:
         models = list(self._snapshot())
         depth = GaugeMetricFamily("noria_queue_depth", "Requests waiting in the store", labels=["model", "class"])
+        tokens = GaugeMetricFamily("noria_queue_tokens", "Tokens of these, output at most", labels=["model"])
         engines = GaugeMetricFamily("noria_engines", "Engines with a live lease", labels=["model"])
         for status in models:
             engines.add_metric([status.card.id], len(status.engines))
+            tokens.add_metric([status.card.id], status.queued_tokens)
             for service_class, queued in status.queued.items():
                 depth.add_metric([status.card.id, service_class], queued)
         yield depth
+        yield tokens
         yield engines
         yield from engine_families((status.card.id, status.engines) for status in models)
 

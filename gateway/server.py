@@ -12,6 +12,7 @@ import ssl
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from types import FrameType
 
@@ -82,13 +83,13 @@ def run(settings: GatewaySettings, read_again: Callable[[], GatewaySettings] = G
     try:
         tls = _tls(settings)
         app = create_app(settings)
-        listener = _listen(settings.host, settings.port)
+        listeners = [_listen(host, port) for host, port in settings.doors]
     except (_BadCertificate, CannotTrace) as error:
         return _refuse(str(error), _EXIT_CONFIGURATION)
     except ValueError as error:
         return _refuse(f"{redact(settings.redis_url)} is not the URL of a store: {error}", _EXIT_CONFIGURATION)
-    except OSError as error:
-        return _refuse(f"cannot listen on {settings.host}:{settings.port}: {error.strerror}", _EXIT_TEMPORARY)
+    except _CannotListen as error:
+        return _refuse(str(error), _EXIT_TEMPORARY)
     if not settings.api_keys:
         log.warning("no API key is set: every caller is let in")
     config = uvicorn.Config(
@@ -104,7 +105,7 @@ def run(settings: GatewaySettings, read_again: Callable[[], GatewaySettings] = G
         timeout_graceful_shutdown=_LAST_WORDS,
         ssl_context_factory=None if tls is None else lambda *_: tls,
     )
-    log.info("listening", host=settings.host, port=listener.getsockname()[1])
+    log.info("listening", host=settings.host, port=listeners[0].getsockname()[1])
     live = app.state.services.live
     live.watch(lambda now: configure("gateway", now.log_format, now.log_level))
     server = DrainingServer(config, app.state.services, partial(reload, live, partial(_read, read_again, tls)))
@@ -114,8 +115,8 @@ def run(settings: GatewaySettings, read_again: Callable[[], GatewaySettings] = G
         signal.signal(number, server.handle_exit)
     gc.collect()
     gc.freeze()  # what is there now stays: no collection looks at it again
-    with listener:
-        server.run(sockets=[listener])
+    with ExitStack() as open_doors:
+        server.run(sockets=[open_doors.enter_context(listener) for listener in listeners])
     return 0
 
 
@@ -150,17 +151,23 @@ def _refuse(reason: str, code: int) -> int:
     return code
 
 
+class _CannotListen(Exception):
+    """On which address, and why."""
+
+
 def _listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises OSError where the address is taken or unknown."""
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    listener = socket.socket(family, kind, protocol)
+    """A listening socket. Raises _CannotListen where the address is taken or unknown."""
+    listener = None
     try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen(_BACKLOG)
-    except OSError:
-        listener.close()
-        raise
+    except OSError as error:
+        if listener is not None:
+            listener.close()
+        raise _CannotListen(f"cannot listen on {host}:{port}: {error.strerror}") from error
     return listener

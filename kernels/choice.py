@@ -29,17 +29,24 @@ class Sizes:
     ffn_size: int
     block_size: int
     group: int = 1  # query heads to a KV head
+    is_capped: bool = False  # whether attention has windows or soft caps
 
 
-def choose(kind: str, sizes: Sizes, threads: int, note: Callable[[str], None] | None = None) -> Ops:
+def choose(
+    kind: str,
+    sizes: Sizes,
+    threads: int,
+    note: Callable[[str], None] | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+) -> Ops:
     """The backend named by `kind`; "auto" is the first that can be had and serves such sizes: Triton where there is a
-    GPU, the C library, torch. `note` is told why one was passed over that should have been there. Raises ValueError
-    where one that was named cannot be had."""
+    GPU, the C library, torch. `note` is told why one was passed over that should have been there. `dtype` is what a GPU
+    computes in; CPUs do in float32. Raises ValueError where one that was named cannot be had."""
     if kind not in KINDS:
         raise ValueError(f"kernels {kind!r} are not known: {', '.join(KINDS)}")
     if kind == "triton" or (kind == "auto" and torch.cuda.is_available()):
         try:
-            return _triton(sizes)
+            return _triton(sizes, dtype)
         except Unavailable as error:
             _pass_over("triton", kind, error, note)
     if kind != "torch":
@@ -58,8 +65,10 @@ def _pass_over(name: str, kind: str, error: Unavailable, note: Callable[[str], N
         note(f"no {name} kernels: {error}")
 
 
-def _triton(sizes: Sizes) -> Ops:
+def _triton(sizes: Sizes, dtype: torch.dtype) -> Ops:
     """Raises Unavailable, with the reason."""
+    if sizes.is_capped:
+        raise Unavailable("they have no attention with windows or soft caps")
     if not torch.cuda.is_available():
         raise Unavailable("torch sees no CUDA device")
     try:
@@ -67,7 +76,7 @@ def _triton(sizes: Sizes) -> Ops:
         from noria.kernels.triton_ops import TritonOps
     except ImportError as error:
         raise Unavailable(f"pip install 'noria[cuda]' ({error})") from error
-    ops = TritonOps(torch.device("cuda"), torch.bfloat16)
+    ops = TritonOps(torch.device("cuda"), dtype)
     try:
         ops.check_heads(sizes.head_dim, sizes.group)
     except ValueError as error:

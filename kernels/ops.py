@@ -21,15 +21,13 @@ Packed = Any
 
 
 @dataclass(frozen=True, slots=True)
-class LayerWeights:
-    """One layer. `qkv` gives queries, keys and values side by side; `gate_up` gives gate beside up."""
+class Scores:
+    """How attention weighs keys: scores are multiplied by `scale`, and become softcap * tanh(s / softcap) where that is
+    not 0; a query sees the last `window` tokens up to its own, all of them with 0."""
 
-    attention_norm: Tensor  # [hidden]
-    qkv: Packed  # [(Hq + 2 Hk) * D, hidden]
-    output: Packed  # [hidden, Hq * D]
-    ffn_norm: Tensor  # [hidden]
-    gate_up: Packed  # [2 * ffn, hidden]
-    down: Packed  # [hidden, ffn]
+    scale: float
+    window: int = 0
+    softcap: float = 0.0
 
 
 class Ops(Protocol):
@@ -62,10 +60,10 @@ class Ops(Protocol):
         blocks are written."""
 
     def plan_step(
-        self, layout: RaggedLayout, positions: Tensor, angles: Tensor, kv: Any, num_heads: int, scale: float
+        self, layout: RaggedLayout, positions: Tensor, angles: Tensor, kv: Any, num_heads: int, scores: Scores
     ) -> Any:
-        """What all layers of a step share. positions int64 [T]; angles [positions, D]: cosines, then sines, of each
-        position's D / 2 rotary angles; `num_heads` is Hq; `scale` multiplies the scores."""
+        """What the layers of a step share. positions int64 [T]; angles [positions, D]: cosines, then sines, of each
+        position's D / 2 rotary angles; `num_heads` is Hq."""
 
     def rope_write_kv(self, qkv: Tensor, kv: Any, layer: int, plan: Any) -> Tensor:
         """Rotate the queries and keys of qkv [T, (Hq + 2 Hk) D], store keys and values at their slots in the layer's
@@ -81,9 +79,12 @@ class Ops(Protocol):
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """silu(gate) * up for gate_up [T, 2F] = gate beside up -> [T, F]."""
 
-    def pack_layers(self, layers: Sequence[LayerWeights]) -> Any:
-        """A decoder's layers, their linears packed here, for `run_layers`."""
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        """The same with gelu in its tanh form."""
+
+    def pack_layers(self, layers: Sequence[Any]) -> Any:
+        """A decoder's layers (`layers.LayerWeights`) of Llama's form, their linears packed here, for `run_layers`."""
 
     def run_layers(self, x: Tensor, layers: Any, eps: float, kv: Any, plan: Any) -> Tensor:
-        """x [T, C] through all layers, bit for bit as `layers.run_layers` composes them of the operations above. x may
-        be overwritten."""
+        """x [T, C] through all layers, bit for bit as `layers.run_layers` composes Llama's of the operations above. x
+        may be overwritten."""

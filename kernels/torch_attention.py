@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from noria.kernels.layout import RaggedLayout
+from noria.kernels.ops import Scores
 
 KEY_BUCKET = 64
 """Decode rows are padded to a multiple of this many keys and batched with rows of the same padded length. A row's
@@ -28,7 +29,7 @@ class DecodeGroup:
     """Decode rows of one padded key length L."""
 
     rows: Tensor  # int64 [n]: index of each row, which is the index of its only token as well
-    slots: Tensor  # int64 [n * L]: slots of the keys; padding repeats the row's first slot, which is its own
+    slots: Tensor  # int64 [n * L]: slots of the keys; padding repeats the row's last slot, which is its own
     bias: Tensor  # float [n, 1, 1, L]: 0 for keys, -inf for padding
 
 
@@ -38,8 +39,8 @@ class PrefillRow:
 
     start: int  # its tokens are start : end of the flattened batch
     end: int
-    slots: Tensor  # int64 [kv_len]
-    visible: Tensor | None  # bool [end - start, kv_len]; None when nothing was computed before: plain causal
+    slots: Tensor  # int64 [L]: of the keys that any of its queries sees
+    visible: Tensor | None  # bool [end - start, L]; None when nothing was computed before: plain causal
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +54,9 @@ class AttentionPlan:
     gathered_values: Tensor
 
 
-def plan_attention(layout: RaggedLayout, pool: Tensor) -> AttentionPlan:
-    """Group the decode rows by padded length and list the slots of every row, for pools like `pool`."""
+def plan_attention(layout: RaggedLayout, pool: Tensor, window: int = 0) -> AttentionPlan:
+    """Group the decode rows by padded length and list the slots of every row, for pools like `pool`. A query sees the
+    last `window` tokens; 0: all."""
     lengths: list[int] = layout.kv_lens.tolist()
     starts: list[int] = layout.query_start.tolist()
     rows_by_length: dict[int, list[int]] = {}
@@ -65,11 +67,11 @@ def plan_attention(layout: RaggedLayout, pool: Tensor) -> AttentionPlan:
     for padded, rows in rows_by_length.items():
         at_once = max(1, GATHERED_SLOTS // padded)
         decode += [
-            _decode_group(layout, rows[first : first + at_once], padded, pool.dtype)
+            _decode_group(layout, rows[first : first + at_once], padded, pool.dtype, window)
             for first in range(0, len(rows), at_once)
         ]
     prefill = [
-        _prefill_row(layout, row, starts[row], starts[row + 1], lengths[row])
+        _prefill_row(layout, row, starts[row], starts[row + 1], lengths[row], window)
         for row in range(layout.decode_rows, layout.num_rows)
         if starts[row + 1] > starts[row]
     ]
@@ -78,32 +80,38 @@ def plan_attention(layout: RaggedLayout, pool: Tensor) -> AttentionPlan:
     return AttentionPlan(decode, prefill, pool.new_empty(scratch), pool.new_empty(scratch))
 
 
-def ragged_attention(q: Tensor, k_pool: Tensor, v_pool: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
+def ragged_attention(q: Tensor, k_pool: Tensor, v_pool: Tensor, plan: AttentionPlan, scores: Scores) -> Tensor:
     """As `reference.ragged_attention`: q [T, Hq, D], pools [num_blocks, block_size, Hk, D] -> [T, Hq, D]."""
     out = torch.empty(q.shape, dtype=q.dtype)
     for group in plan.decode:
-        _attend_decode(q, *_gather(k_pool, v_pool, group.slots, plan), group, scale, out)
+        _attend_decode(q, *_gather(k_pool, v_pool, group.slots, plan), group, scores, out)
     for row in plan.prefill:
-        _attend_prefill(q, *_gather(k_pool, v_pool, row.slots, plan), row, scale, out)
+        _attend_prefill(q, *_gather(k_pool, v_pool, row.slots, plan), row, scores, out)
     return out
 
 
-def _decode_group(layout: RaggedLayout, rows: list[int], padded: int, dtype: torch.dtype) -> DecodeGroup:
+def _decode_group(layout: RaggedLayout, rows: list[int], padded: int, dtype: torch.dtype, window: int) -> DecodeGroup:
     index = torch.tensor(rows, dtype=torch.int64)
-    positions = torch.arange(padded)
-    is_key = positions[None, :] < layout.kv_lens[index][:, None]  # [n, L]
-    slots = _slots(layout, index, torch.where(is_key, positions, 0))
+    positions, lengths = torch.arange(padded), layout.kv_lens[index][:, None]
+    is_key = positions[None, :] < lengths  # [n, L]
+    if window:
+        is_key &= positions[None, :] >= lengths - window
+    # Padding repeats the row's last slot, which is its own.
+    slots = _slots(layout, index, torch.where(is_key, positions, lengths - 1))
     bias = torch.zeros(len(rows), 1, 1, padded, dtype=dtype).masked_fill_(~is_key[:, None, None, :], float("-inf"))
     return DecodeGroup(index, slots.flatten(), bias)
 
 
-def _prefill_row(layout: RaggedLayout, row: int, start: int, end: int, length: int) -> PrefillRow:
-    slots = _slots(layout, torch.tensor([row]), torch.arange(length)[None, :]).flatten()
+def _prefill_row(layout: RaggedLayout, row: int, start: int, end: int, length: int, window: int) -> PrefillRow:
     computed = length - (end - start)
+    first = max(0, computed - window + 1) if window else 0  # the first key that any query sees
+    keys, queries = torch.arange(first, length)[None, :], torch.arange(computed, length)[:, None]
     visible = None
-    if computed:
-        visible = torch.arange(length)[None, :] <= torch.arange(computed, length)[:, None]
-    return PrefillRow(start, end, slots, visible)
+    if computed or length > window > 0:
+        visible = keys <= queries
+        if window:
+            visible &= keys > queries - window
+    return PrefillRow(start, end, _slots(layout, torch.tensor([row]), keys).flatten(), visible)
 
 
 def _slots(layout: RaggedLayout, rows: Tensor, positions: Tensor) -> Tensor:
@@ -120,21 +128,30 @@ def _gather(k_pool: Tensor, v_pool: Tensor, slots: Tensor, plan: AttentionPlan) 
     return keys, values
 
 
-def _attend_decode(q: Tensor, keys: Tensor, values: Tensor, group: DecodeGroup, scale: float, out: Tensor) -> None:
+def _attend_decode(q: Tensor, keys: Tensor, values: Tensor, group: DecodeGroup, scores: Scores, out: Tensor) -> None:
     num_rows, (_, kv_heads, head_dim) = len(group.rows), keys.shape
     # The query heads that share a KV head become query rows, so that nothing is repeated: [n, Hk, Hq / Hk, D].
     queries = q.index_select(0, group.rows).reshape(num_rows, kv_heads, -1, head_dim)
     k, v = (part.reshape(num_rows, -1, kv_heads, head_dim).transpose(1, 2) for part in (keys, values))
-    attended = F.scaled_dot_product_attention(queries.to(k.dtype), k, v, attn_mask=group.bias, scale=scale)
+    attended = _attended(queries.to(k.dtype), k, v, group.bias, scores)
     out.index_copy_(0, group.rows, attended.flatten(1, 2).to(out.dtype))
 
 
-def _attend_prefill(q: Tensor, keys: Tensor, values: Tensor, row: PrefillRow, scale: float, out: Tensor) -> None:
+def _attend_prefill(q: Tensor, keys: Tensor, values: Tensor, row: PrefillRow, scores: Scores, out: Tensor) -> None:
     _, kv_heads, head_dim = keys.shape
     # KV heads take the batch's place, the query heads that share one are its heads: [Hk, Hq / Hk, n, D].
     queries = q[row.start : row.end].reshape(row.end - row.start, kv_heads, -1, head_dim).permute(1, 2, 0, 3)
     k, v = (part.transpose(0, 1).unsqueeze(1).expand(-1, queries.shape[1], -1, -1) for part in (keys, values))
-    attended = F.scaled_dot_product_attention(
-        queries.to(k.dtype), k, v, attn_mask=row.visible, is_causal=row.visible is None, scale=scale
-    )
+    attended = _attended(queries.to(k.dtype), k, v, row.visible, scores)
     out[row.start : row.end] = attended.permute(2, 0, 1, 3).flatten(1, 2)
+
+
+def _attended(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scores: Scores) -> Tensor:
+    """Without a mask causal, query i seeing key i and those before."""
+    if not scores.softcap:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=scores.scale)
+    s = (q @ k.transpose(-1, -2)).mul_(scores.scale / scores.softcap).tanh_().mul_(scores.softcap)
+    if mask is None:
+        mask = torch.ones(s.shape[-2:], dtype=torch.bool).tril_()
+    s = s.masked_fill_(~mask, float("-inf")) if mask.dtype == torch.bool else s.add_(mask)
+    return s.softmax(dim=-1) @ v

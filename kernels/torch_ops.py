@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from noria.kernels import torch_attention
-from noria.kernels.layers import run_layers
+from noria.kernels.layers import LayerForm, LayerWeights, run_layers
 from noria.kernels.layout import RaggedLayout
-from noria.kernels.ops import LayerWeights
+from noria.kernels.ops import Scores
 from noria.kernels.pools import KVPools
 from noria.kernels.torch_attention import AttentionPlan
 from noria.kernels.weights import Weight, as_floats
@@ -43,7 +43,7 @@ class StepPlan:
     attention: AttentionPlan
     cos: Tensor  # [T, D / 2]
     sin: Tensor
-    scale: float
+    scores: Scores
 
 
 class TorchOps:
@@ -93,10 +93,11 @@ class TorchOps:
         )
 
     def plan_step(
-        self, layout: RaggedLayout, positions: Tensor, angles: Tensor, kv: KVPools, num_heads: int, scale: float
+        self, layout: RaggedLayout, positions: Tensor, angles: Tensor, kv: KVPools, num_heads: int, scores: Scores
     ) -> StepPlan:
         cos, sin = angles.index_select(0, positions).chunk(2, dim=1)
-        return StepPlan(layout, torch_attention.plan_attention(layout, kv.keys[0]), cos, sin, scale)
+        attention = torch_attention.plan_attention(layout, kv.keys[0], scores.window)
+        return StepPlan(layout, attention, cos, sin, scores)
 
     def rope_write_kv(self, qkv: Tensor, kv: KVPools, layer: int, plan: StepPlan) -> Tensor:
         heads = qkv.view(len(qkv), -1, kv.head_dim)
@@ -109,7 +110,7 @@ class TorchOps:
         return rotated[:, :num_heads]
 
     def ragged_attention(self, q: Tensor, kv: KVPools, layer: int, plan: StepPlan) -> Tensor:
-        attended = torch_attention.ragged_attention(q, kv.keys[layer], kv.values[layer], plan.attention, plan.scale)
+        attended = torch_attention.ragged_attention(q, kv.keys[layer], kv.values[layer], plan.attention, plan.scores)
         return attended.flatten(1)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -119,11 +120,15 @@ class TorchOps:
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate).mul_(up)
 
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.gelu(gate, approximate="tanh").mul_(up)
+
     def pack_layers(self, layers: Sequence[LayerWeights]) -> list[LayerWeights]:
         return list(layers)
 
     def run_layers(self, x: Tensor, layers: list[LayerWeights], eps: float, kv: KVPools, plan: StepPlan) -> Tensor:
-        return run_layers(self, x, layers, eps, kv, plan)
+        return run_layers(self, x, layers, LayerForm(eps), kv, [plan] * len(layers))
 
 
 def write_kv(k: Tensor, v: Tensor, k_pool: Tensor, v_pool: Tensor, slot_mapping: Tensor) -> None:

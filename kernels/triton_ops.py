@@ -14,8 +14,9 @@ from torch import Tensor
 
 from noria.kernels import elementwise
 from noria.kernels.configs import Tile, tile_for
+from noria.kernels.layers import LayerWeights
 from noria.kernels.layout import RaggedLayout
-from noria.kernels.ops import LayerWeights
+from noria.kernels.ops import Scores
 from noria.kernels.pools import KVPools
 from noria.kernels.ragged_decode import DecodeRows, decode_attention
 from noria.kernels.ragged_prefill import PrefillRows, prefill_attention, prefill_tiles
@@ -96,8 +97,10 @@ class TritonOps:
         return KVPools(keys, values, block_size, num_kv_heads, head_dim)
 
     def plan_step(
-        self, layout: RaggedLayout, positions: Tensor, angles: Tensor, kv: KVPools, num_heads: int, scale: float
+        self, layout: RaggedLayout, positions: Tensor, angles: Tensor, kv: KVPools, num_heads: int, scores: Scores
     ) -> StepPlan:
+        if scores.window or scores.softcap:
+            raise ValueError("the Triton kernels have neither windows nor soft caps")
         group = num_heads // kv.num_kv_heads
         decode_tile = tile_for(self._sm, kv.head_dim, group, "decode", self._dtype.itemsize)
         prefill_tile = tile_for(self._sm, kv.head_dim, group, "prefill", self._dtype.itemsize)
@@ -118,7 +121,7 @@ class TritonOps:
             longest = max(lengths[: layout.decode_rows])
             decode = DecodeRows.build(layout.decode_rows, table, kv_lens, longest, (num_heads, kv.head_dim))
         prefill = PrefillRows(table, query_start, kv_lens, tiles) if cut else None
-        return StepPlan(decode, decode_tile, prefill, prefill_tile, places, slots, self._angles, scale)
+        return StepPlan(decode, decode_tile, prefill, prefill_tile, places, slots, self._angles, scores.scale)
 
     def _moved(self, *parts: Tensor) -> list[Tensor]:
         """Integers as int32 on the device, in one transfer. Each part begins at a multiple of 16 bytes: compiled
@@ -149,6 +152,10 @@ class TritonOps:
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         return elementwise.silu_mul(gate_up)
 
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.gelu(gate, approximate="tanh").mul_(up)
+
     # --- the stack ------------------------------------------------------------------------------------------------
 
     def pack_layers(self, layers: Sequence[LayerWeights]) -> list[LayerWeights]:
@@ -158,9 +165,10 @@ class TritonOps:
         """What a layer adds to x is added where the next norm reads x."""
         delta: Tensor | None = None
         for index, layer in enumerate(layers):
-            qkv = self.linear(elementwise.rms_norm(x, layer.attention_norm, eps, delta), layer.qkv)
+            assert layer.attention_norm is not None and layer.ffn_norm is not None
+            qkv = self.linear(elementwise.rms_norm(x, layer.attention_norm.weight, eps, delta), layer.qkv)
             queries = self.rope_write_kv(qkv, kv, index, plan)
             delta = self.linear(self.ragged_attention(queries, kv, index, plan), layer.output)
-            gate_up = self.linear(elementwise.rms_norm(x, layer.ffn_norm, eps, delta), layer.gate_up)
+            gate_up = self.linear(elementwise.rms_norm(x, layer.ffn_norm.weight, eps, delta), layer.gate_up)
             delta = self.linear(self.silu_mul(gate_up), layer.down)
         return x if delta is None else x.add_(delta)

@@ -47,26 +47,9 @@ def check_settings(given: Mapping[str, Any]) -> Iterator[Finding]:
 
 def check_door(settings: GatewaySettings) -> Iterator[Finding]:
     """May the gateway listen where it should, and who is let in?"""
+    for (host, port), prefix in zip(settings.doors, ("", "metrics-"), strict=False):
+        yield _listening(host, port, "https" if settings.tls_cert else "http", prefix)
     where = f"{settings.host}:{settings.port}"
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(
-            settings.host or None, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        with socket.socket(family, kind) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-            probe.listen(1)
-    except OSError as error:
-        if _is_ours(settings):
-            yield ok("port", f"a gateway listens on {where}")
-        else:
-            yield fail(
-                "port",
-                f"{where} cannot be listened on: {(error.strerror or str(error)).lower()}",
-                f"stop who has it (ss -ltnp 'sport = :{settings.port}'), or choose with --host and --port",
-            )
-    else:
-        yield ok("port", f"{where} is free")
     if not settings.api_keys and settings.host not in LOCAL:
         yield fail(
             "keys",
@@ -119,13 +102,33 @@ def check_limits(folder: Path) -> Iterator[Finding]:
         yield ok("state folder", f"{folder}: {free / 2**30:.0f} GiB free")
 
 
-def _is_ours(settings: GatewaySettings) -> bool:
-    host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(settings.host, settings.host)
-    scheme = "https" if settings.tls_cert else "http"
+def _listening(host: str, port: int, scheme: str, prefix: str) -> Finding:
+    where, check = f"{host}:{port}", f"{prefix.replace('-', ' ')}port"
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            probe.listen(1)
+    except OSError as error:
+        if _is_ours(scheme, host, port):
+            return ok(check, f"a gateway listens on {where}")
+        return fail(
+            check,
+            f"{where} cannot be listened on: {(error.strerror or str(error)).lower()}",
+            f"stop who has it (ss -ltnp 'sport = :{port}'), or choose with --{prefix}host and --{prefix}port",
+        )
+    return ok(check, f"{where} is free")
+
+
+def _is_ours(scheme: str, host: str, port: int) -> bool:
+    host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
     with (
         contextlib.suppress(OSError, ValueError),
         urllib.request.urlopen(
-            f"{scheme}://{host}:{settings.port}/healthz", timeout=2, context=ssl._create_unverified_context()
+            f"{scheme}://{host}:{port}/healthz", timeout=2, context=ssl._create_unverified_context()
         ) as answer,
     ):
         return bool(answer.read(64) == b'{"status":"ok"}')

@@ -13,7 +13,8 @@ from typing import Any
 
 from noria.doctor import Finding, fail, ok, warn
 from noria.engine.wire.connection import BrokerUnavailable, Store, StoreFault, redact
-from noria.engine.wire.nodes import Command, parse_nodes
+from noria.engine.wire.nodes import parse_nodes
+from noria.engine.wire.slots import Command
 
 OLDEST = (7, 0)
 MOST_SKEW = 1.0  # seconds; deadlines are compared across machines

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from noria.engine.config import EngineConfig
+from noria.engine.wire.nodes import parse_nodes
 from noria.gateway.config import GatewaySettings
 from noria.options import variables
 
@@ -18,24 +19,42 @@ KUBERNETES = ROOT / "deploy" / "kubernetes"
 Thing = dict[str, Any]
 
 
-def manifests() -> list[tuple[str, Thing]]:
-    found = []
-    for path in sorted(KUBERNETES.rglob("*.yaml")):
-        if path.name != "kustomization.yaml":
-            place = str(path.relative_to(KUBERNETES))
-            found += [(place, document) for document in yaml.safe_load_all(path.read_text())]
-    return found
+def documents(folder: Path, names: list[str]) -> list[Thing]:
+    files = [folder / name for name in names if name.endswith(".yaml")]
+    return [document for path in files for document in yaml.safe_load_all(path.read_text())]
 
 
-THINGS = manifests()
+def name_of(thing: Thing) -> str:
+    return f"{thing['kind']}/{thing['metadata']['name']}"
 
 
-def of_kind(*kinds: str) -> list[Thing]:
-    return [thing for place, thing in THINGS if thing["kind"] in kinds and place.startswith("base/")]
+def merged(base: Any, patch: Any) -> Any:
+    """As Kustomize's strategic merge does with what our patches use: lists of things with a name by name."""
+    if isinstance(base, dict) and isinstance(patch, dict):
+        return base | {key: merged(base[key], value) if key in base else value for key, value in patch.items()}
+    if isinstance(patch, list) and all(isinstance(item, dict) and "name" in item for item in [*patch, *base]):
+        return list(merged({item["name"]: item for item in base}, {item["name"]: item for item in patch}).values())
+    return patch
 
 
-def names() -> set[str]:
-    return {f"{thing['kind']}/{thing['metadata']['name']}" for _, thing in THINGS}
+def rendered(folder: Path) -> list[Thing]:
+    """What comes of a kustomization: of what it is based on, patched, and of its own."""
+    kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    resources = kustomization.get("resources", [])
+    things = [thing for name in resources if (folder / name).is_dir() for thing in rendered(folder / name)]
+    for patch in documents(folder, [patch["path"] for patch in kustomization.get("patches", [])]):
+        (place,) = [place for place, thing in enumerate(things) if name_of(thing) == name_of(patch)]
+        things[place] = merged(things[place], patch)
+    return things + documents(folder, resources)
+
+
+KUSTOMIZATIONS = [KUBERNETES / "base", *sorted((KUBERNETES / "overlays").iterdir())]
+RENDERED = {folder.name: rendered(folder) for folder in KUSTOMIZATIONS}
+every_kustomization = pytest.mark.parametrize("things", RENDERED.values(), ids=RENDERED)
+
+
+def of_kind(things: list[Thing], *kinds: str) -> list[Thing]:
+    return [thing for thing in things if thing["kind"] in kinds]
 
 
 def test_kustomizations_name_files_that_exist() -> None:
@@ -62,55 +81,90 @@ def test_every_variable_that_is_set_is_read() -> None:
         assert name.removesuffix("_FILE") in known, name
 
 
-@pytest.mark.parametrize("thing", of_kind("Deployment", "StatefulSet"), ids=lambda thing: thing["metadata"]["name"])
-def test_a_workload_is_hardened_selected_and_has_time_to_stop(thing: Thing) -> None:
-    spec = thing["spec"]["template"]["spec"]
-    assert thing["spec"]["selector"]["matchLabels"] == thing["spec"]["template"]["metadata"]["labels"]
-    assert spec["securityContext"]["runAsNonRoot"] and spec["securityContext"]["seccompProfile"]
-    assert spec["automountServiceAccountToken"] is False
-    assert spec["terminationGracePeriodSeconds"] >= 45
-    mounts = {volume["name"] for volume in spec["volumes"]}
-    mounts |= {claim["metadata"]["name"] for claim in thing["spec"].get("volumeClaimTemplates", [])}
-    for container in spec["containers"]:
-        context = container["securityContext"]
-        assert context["readOnlyRootFilesystem"] and not context["allowPrivilegeEscalation"]
-        assert context["capabilities"] == {"drop": ["ALL"]}
-        assert {mount["name"] for mount in container["volumeMounts"]} == mounts
-        assert container["readinessProbe"] and container["livenessProbe"] and container["resources"]["limits"]["memory"]
-        ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-        for probe in (container["readinessProbe"], container["livenessProbe"]):
-            if "httpGet" in probe:
-                assert probe["httpGet"]["port"] in ports
-                assert probe["httpGet"]["path"] in ("/healthz", "/livez", "/readyz")
-        annotations = thing["spec"]["template"]["metadata"].get("annotations", {})
-        assert "prometheus.io/port" not in annotations or int(annotations["prometheus.io/port"]) in ports.values()
+@every_kustomization
+def test_workloads_are_hardened_selected_and_have_time_to_stop(things: list[Thing]) -> None:
+    for thing in of_kind(things, "Deployment", "StatefulSet", "Job"):
+        pod = thing["spec"]["template"]
+        assert pod["spec"]["securityContext"]["runAsNonRoot"] and pod["spec"]["securityContext"]["seccompProfile"]
+        assert pod["spec"]["automountServiceAccountToken"] is False
+        if thing["kind"] != "Job":
+            assert thing["spec"]["selector"]["matchLabels"] == pod["metadata"]["labels"]
+            assert pod["spec"]["terminationGracePeriodSeconds"] >= 45
+        mounts = {volume["name"] for volume in pod["spec"]["volumes"]}
+        mounts |= {claim["metadata"]["name"] for claim in thing["spec"].get("volumeClaimTemplates", [])}
+        for container in pod["spec"]["containers"]:
+            check_container(container, mounts)
+            if thing["kind"] != "Job":
+                check_probes(container)
+        ports = {
+            port["containerPort"] for container in pod["spec"]["containers"] for port in container.get("ports", [])
+        }
+        annotations = pod["metadata"].get("annotations", {})
+        assert "prometheus.io/port" not in annotations or int(annotations["prometheus.io/port"]) in ports
 
 
-def test_what_selects_finds_a_workload_and_what_scales_exists() -> None:
-    labels = [thing["spec"]["template"]["metadata"]["labels"] for thing in of_kind("Deployment", "StatefulSet")]
-    for thing in of_kind("Service", "PodDisruptionBudget", "NetworkPolicy"):
+def check_container(container: Thing, mounts: set[str]) -> None:
+    context = container["securityContext"]
+    assert context["readOnlyRootFilesystem"] and not context["allowPrivilegeEscalation"]
+    assert context["capabilities"] == {"drop": ["ALL"]}
+    assert {mount["name"] for mount in container["volumeMounts"]} == mounts
+    assert container["resources"]["limits"]["memory"]
+    for word in container.get("command", []):
+        if word.startswith("/etc/noria/"):
+            script = ROOT / "deploy" / "redis" / Path(word).name
+            packed = yaml.safe_load(script.with_name("kustomization.yaml").read_text())["configMapGenerator"][0][
+                "files"
+            ]
+            assert script.is_file() and script.name in packed
+
+
+def check_probes(container: Thing) -> None:
+    ports = {port["name"] for port in container["ports"]}
+    for probe in (container["readinessProbe"], container["livenessProbe"]):
+        if "httpGet" in probe:
+            assert probe["httpGet"]["path"] in ("/healthz", "/livez", "/readyz")
+        for way in ("httpGet", "tcpSocket"):
+            assert way not in probe or probe[way]["port"] in ports
+
+
+@every_kustomization
+def test_what_selects_finds_a_workload_and_what_scales_exists(things: list[Thing]) -> None:
+    workloads = of_kind(things, "Deployment", "StatefulSet")
+    labels = [thing["spec"]["template"]["metadata"]["labels"] for thing in workloads]
+    for thing in of_kind(things, "Service", "PodDisruptionBudget", "NetworkPolicy"):
         selector = thing["spec"].get("selector") or thing["spec"]["podSelector"]
         assert selector.get("matchLabels", selector) in labels, thing["metadata"]["name"]
-    for place, thing in THINGS:
-        if thing["kind"] in ("HorizontalPodAutoscaler", "ScaledObject"):
-            target = thing["spec"]["scaleTargetRef"]
-            assert f"{target.get('kind', 'Deployment')}/{target['name']}" in names(), place
-    for thing in of_kind("PodDisruptionBudget"):
-        workload = next(t for t in of_kind("Deployment") if t["metadata"]["name"] == thing["metadata"]["name"])
-        assert workload["spec"]["replicas"] > thing["spec"]["minAvailable"], "nothing could ever be moved"
+    for thing in of_kind(things, "HorizontalPodAutoscaler", "ScaledObject"):
+        target = thing["spec"]["scaleTargetRef"]
+        assert f"{target.get('kind', 'Deployment')}/{target['name']}" in map(name_of, things)
+    for thing in of_kind(things, "PodDisruptionBudget"):
+        workload = next(t for t in workloads if t["metadata"]["name"] == thing["metadata"]["name"])
+        must_stay = thing["spec"].get("minAvailable", 0)
+        assert workload["spec"]["replicas"] > must_stay, "nothing could ever be moved"
 
 
-def test_patches_change_what_the_base_has() -> None:
-    for place, thing in THINGS:
-        if place.startswith("overlays/") and thing["kind"] != "ScaledObject":
-            base = next(t for t in of_kind(thing["kind"]) if t["metadata"]["name"] == thing["metadata"]["name"])
-            patched = [container["name"] for container in thing["spec"]["template"]["spec"]["containers"]]
-            assert patched == [container["name"] for container in base["spec"]["template"]["spec"]["containers"]]
+@pytest.mark.parametrize("kind", ["sentinel", "cluster"])
+def test_the_address_of_several_redis_names_pods_that_there_are(kind: str) -> None:
+    folder = KUBERNETES / "overlays" / kind
+    (made,) = yaml.safe_load((folder / "kustomization.yaml").read_text())["configMapGenerator"]
+    nodes = parse_nodes(made["literals"][0].removeprefix("NORIA_REDIS_URL="))
+    (redis,) = of_kind(RENDERED[kind], "StatefulSet")
+    (service,) = [
+        t for t in of_kind(RENDERED[kind], "Service") if t["metadata"]["name"] == redis["spec"]["serviceName"]
+    ]
+    ports = {port["port"] for port in service["spec"]["ports"]}
+    pods = {f"noria-redis-{number}.{redis['spec']['serviceName']}" for number in range(redis["spec"]["replicas"])}
+    assert nodes is not None and nodes.kind == kind
+    assert {host for host, _ in nodes.hosts} <= pods and {port for _, port in nodes.hosts} <= ports
+    assert (
+        kind == "cluster" or f"sentinel monitor {nodes.name} " in (ROOT / "deploy/redis/start-sentinel.sh").read_text()
+    )
 
 
 @pytest.mark.parametrize("version", ["1.29", "1.33"])
-def test_kubernetes_knows_every_field(version: str) -> None:
-    kubernetes_validate = pytest.importorskip("kubernetes_validate")
-    for place, thing in THINGS:
-        if thing["kind"] != "ScaledObject" and place.startswith("base/"):  # a kind of KEDA's; and whole things only
+@every_kustomization
+def test_kubernetes_knows_every_field(things: list[Thing], version: str) -> None:
+    kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="make manifests brings it")
+    for thing in things:
+        if thing["kind"] != "ScaledObject":  # a kind of KEDA's
             kubernetes_validate.validate(thing, version, strict=True)

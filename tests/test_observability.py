@@ -8,10 +8,12 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
@@ -22,30 +24,50 @@ from noria.engine.status import StatusPages
 from noria.engine.wire.exposition import VLLM_NAMES
 from noria.gateway.config import GatewaySettings
 from tests.engine.small_engine import RunningEngine
-from tests.gateway.conftest import RunningGateway, eventually
+from tests.gateway.conftest import RunningGateway, eventually, free_port
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 ALERTS = DEPLOY / "prometheus" / "alerts.yml"
 SAMPLES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "info": ("_info",)}
 
 
+@dataclass(frozen=True)
+class Pages:
+    """Where the pages of a gateway and of an engine are that have answered something."""
+
+    client: httpx.Client
+    gateway_port: int
+    engine_port: int
+
+    def ask(self) -> None:
+        body = {"model": "tiny", "prompt": [1, 2, 3], "max_tokens": 5}
+        assert self.client.post("/v1/completions", json=body).status_code == 200
+
+    def texts(self) -> dict[str, str]:
+        engine = httpx.get(f"http://127.0.0.1:{self.engine_port}/metrics")
+        return {"gateway": self.client.get("/metrics").text, "engine": engine.text}
+
+
 @pytest.fixture(scope="module")
-def texts() -> Iterator[dict[str, str]]:
-    """The pages of a gateway and of an engine that has answered something."""
+def pages() -> Iterator[Pages]:
     with running_store() as store:
         engine = RunningEngine(store.url)
-        pages = StatusPages("127.0.0.1", 0, 60.0, vllm_names=True)
-        pages.watch(engine.engine, "tiny", "e1")
-        settings = GatewaySettings(redis_url=store.url, api_key=SecretStr("sk"), vllm_metrics=True)
-        gateway = RunningGateway(settings)
+        status = StatusPages("127.0.0.1", 0, 60.0, vllm_names=True)
+        status.watch(engine.engine, "tiny", "e1")
+        gateway = RunningGateway(GatewaySettings(redis_url=store.url, api_key=SecretStr("sk"), vllm_metrics=True))
         with gateway.client("sk") as client:
             eventually(lambda: client.get("/readyz").status_code == 200)
-            body = {"model": "tiny", "prompt": [1, 2, 3], "max_tokens": 5}
-            assert client.post("/v1/completions", json=body).status_code == 200
-            yield {"gateway": client.get("/metrics").text, "engine": pages.metrics().decode()}
+            running = Pages(client, gateway.port, status.port)
+            running.ask()
+            yield running
         gateway.stop()
-        pages.close()
+        status.close()
         engine.stop()
+
+
+@pytest.fixture(scope="module")
+def texts(pages: Pages) -> dict[str, str]:
+    return pages.texts()
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +118,7 @@ def test_gateway_and_engine_name_the_same_things_alike(texts: dict[str, str]) ->
     for page in ("gateway", "engine"):
         assert {f.name: f.type for f in families[page] if f.name.startswith("noria_engine_")} == engine
     for family in (*families["gateway"], *families["engine"]):
-        assert re.match(r"noria_(gateway|engine)_|noria_(build_info|engines|queue_depth)$|process_|vllm:", family.name)
+        assert re.match(r"(noria_(gateway|engine|queue)|process)_|noria_(build_info|engines)$|vllm:", family.name)
         labels = {label for sample in family.samples for label in sample.labels} - {"le"}
         assert labels <= {
             "model", "engine", "class", "endpoint", "status", "finish", "outcome", "role", "version",
@@ -128,3 +150,74 @@ def test_promtool_accepts_pages_and_rules(texts: dict[str, str]) -> None:
         )
         problems = [line for line in linted.stderr.splitlines() if not line.startswith("vllm:")]  # names of others
         assert not problems, (page, problems)
+
+
+class Prometheus:
+    """A real one with our rules, which looks at our pages ten times a second."""
+
+    def __init__(self, folder: Path, pages: Pages) -> None:
+        jobs = {"noria-gateway": pages.gateway_port, "noria-engine": pages.engine_port}
+        places = {job: [{"targets": [f"127.0.0.1:{port}"]}] for job, port in jobs.items()}
+        looking = {
+            "global": {"scrape_interval": "100ms", "scrape_timeout": "100ms", "evaluation_interval": "500ms"},
+            "rule_files": [str(ALERTS)],
+            "scrape_configs": [{"job_name": job, "static_configs": static} for job, static in places.items()],
+        }
+        (folder / "prometheus.yml").write_text(yaml.safe_dump(looking))
+        port = free_port()
+        command = ["prometheus", f"--web.listen-address=127.0.0.1:{port}", f"--storage.tsdb.path={folder}/data"]
+        command.append(f"--config.file={folder}/prometheus.yml")
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self._client = httpx.Client(base_url=f"http://127.0.0.1:{port}/api/v1", timeout=10)
+
+    def ask(self, path: str, **query: str) -> Any:
+        """What it says. Raises httpx.HTTPError: it is not there yet, or does not take the query."""
+        answer = self._client.get(path, params=query)
+        return answer.raise_for_status().json()["data"]
+
+    def sees(self, what: str, *, at_least: float) -> bool:
+        try:
+            found = self.ask("/query", query=what)["result"]
+        except httpx.HTTPError:
+            return False
+        return bool(found) and float(found[0]["value"][1]) >= at_least
+
+    def stop(self) -> None:
+        self._client.close()
+        self._process.terminate()
+        self._process.wait(20)
+
+
+@pytest.fixture(scope="module")
+def prometheus(pages: Pages, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    if shutil.which("prometheus") is None:
+        pytest.skip("prometheus is not installed (Debian: prometheus)")
+    running = Prometheus(tmp_path_factory.mktemp("prometheus"), pages)
+    try:
+        eventually(lambda: running.sees("sum(up)", at_least=2), 30)
+        pages.ask()
+        pages.client.get("/v1/nothing")
+        eventually(lambda: running.sees("max(increase(noria_engine_iterations_total[10s]))", at_least=1), 30)
+        yield running
+    finally:
+        running.stop()
+
+
+SHOWN_ONCE_IT_HAPPENS = {"noria_gateway_batch_lines_total", "noria_gateway_limits_unavailable_total"}
+
+
+def test_every_query_of_the_dashboard_finds_something(prometheus: Prometheus) -> None:
+    filled = {"$__rate_interval": "10s", "$model": ".+"}
+    for expression in expressions():
+        query = re.sub("|".join(map(re.escape, filled)), lambda found: filled[found[0]], expression)
+        found = prometheus.ask("/query", query=query)["result"]
+        assert found or asked_for(expression) <= SHOWN_ONCE_IT_HAPPENS, query
+
+
+def test_every_rule_can_be_evaluated_and_none_fires_where_all_is_well(prometheus: Prometheus) -> None:
+    def states() -> list[tuple[str, str, str]]:
+        groups = prometheus.ask("/rules")["groups"]
+        return [(rule["name"], rule["health"], rule["state"]) for group in groups for rule in group["rules"]]
+
+    eventually(lambda: all(health != "unknown" for _, health, _ in states()), 30)
+    assert states() == [(rule["alert"], "ok", "inactive") for rule in rules()]

@@ -56,6 +56,7 @@ ROWS: dict[str, list[tuple[str, str, list[Query]]]] = {
     ],
     "Queue": [
         ("Waiting, by class", "short", [(f"max by (model, class) (noria_queue_depth{{{MODEL}}})", M + " {{class}}")]),
+        ("Waiting, tokens at most", "short", [(f"max by (model) (noria_queue_tokens{{{MODEL}}})", M)]),
         ("Engines with a lease", "short", [(f"max by (model) (noria_engines{{{MODEL}}})", M)]),
         ("Store reached", "bool", [("noria_gateway_store_up", "{{instance}}")]),
     ],

@@ -1,27 +1,29 @@
 """Turn a checkpoint's tensors into the decoder's weights: fuse, check shapes, pack, one layer at a time.
 
-Knows tensor names in the Hugging Face style; where their bytes come from is the checkpoint's affair.
+Knows the model's own tensor names (`spec.tensor_shapes`); where their bytes come from is the checkpoint's affair.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from noria.engine.models.decoder import DecoderWeights
 from noria.engine.models.errors import ModelError
-from noria.engine.models.spec import ModelSpec
-from noria.kernels.ops import LayerWeights, Ops
-from noria.kernels.weights import Weight
+from noria.engine.models.spec import BOTH_ENDS, Ends, LayerSpec, ModelSpec, tensor_shapes
+from noria.kernels.experts import Experts
+from noria.kernels.layers import LayerWeights, Norm
+from noria.kernels.ops import Ops
+from noria.kernels.weights import GroupedWeight, Weight
 
 AnyWeight = TypeVar("AnyWeight", Tensor, Weight)
 
 
 class Checkpoint(Protocol):
-    """A model on disk. Tensors are named as Hugging Face's Llama names them, with q and k in half-rotation order."""
+    """A model on disk. Tensors go by the names of `spec.tensor_shapes`, with q and k in half-rotation order."""
 
     label: str  # the file or folder, for messages
 
@@ -32,22 +34,12 @@ class Checkpoint(Protocol):
         """Bytes of the tensor on disk; 0 when there is no such tensor."""
 
     def tensor(self, name: str, rows: slice = slice(None), columns: slice = slice(None)) -> Tensor:
-        """The tensor's values in float32, in memory of their own. KeyError when there is no such tensor. Of `rows` and
-        `columns` alone where they are given: no more is read."""
+        """The tensor's values in float32, in memory of their own. KeyError when there is no such tensor. Of `rows` (of
+        queries and keys whole heads) and `columns` alone where they are given: no more is read."""
 
     def weight(self, name: str, rows: slice = slice(None), columns: slice = slice(None)) -> Weight:
         """A matrix as precisely as the file holds it: `tensor`, or integers in groups where they are that. Raises
         ModelError for columns that would cut a group."""
-
-
-class Ends(NamedTuple):
-    """Which ends of the stack a pipeline stage has beside its layers: the embedding, and final norm and output head."""
-
-    first: bool = True
-    last: bool = True
-
-
-BOTH_ENDS = Ends()
 
 
 def build_weights(
@@ -62,35 +54,23 @@ def build_weights(
     Raises ModelError, naming the checkpoint and the tensor, where one is missing or has another shape.
     """
     reader = _TensorReader(spec, checkpoint, ops, progress, ends)
-    hidden, vocab = spec.hidden_size, spec.vocab_size
-    embedding, norm, head = None, None, None
+    embedding, positions, head = None, None, None
     if ends.first or (ends.last and spec.tied):
-        table = reader.weight("model.embed_tokens.weight", (vocab, hidden))
-    layers = [_build_layer(spec, reader, f"model.layers.{index}.") for index in range(spec.num_layers)]
+        table = reader.weight("model.embed_tokens.weight")
+    if ends.first and spec.num_positions:
+        positions = ops.pack_table(reader.read("model.embed_positions.weight"), None)
+    layers = [_build_layer(spec, layer, reader, f"model.layers.{index}.") for index, layer in enumerate(spec.layers)]
+    norm = reader.norm("model.norm")
     if ends.last:
-        norm = reader.norm("model.norm.weight", hidden)
-        head = ops.pack_linear([table if spec.tied else reader.weight("lm_head.weight", (vocab, hidden))])
+        head = ops.pack_linear([table if spec.tied else reader.weight("lm_head.weight")])
     if ends.first:
         embedding = ops.pack_table(table, head if spec.tied else None)
-    return DecoderWeights(embedding, layers, norm, head)
+    return DecoderWeights(embedding, positions, layers, norm, head)
 
 
 def tensor_names(spec: ModelSpec, ends: Ends = BOTH_ENDS) -> list[str]:
     """Every tensor that `build_weights` reads."""
-    names = ["model.embed_tokens.weight"] if ends.first or (ends.last and spec.tied) else []
-    if ends.last:
-        names += ["model.norm.weight"] + ([] if spec.tied else ["lm_head.weight"])
-    attention = ("q_proj", "k_proj", "v_proj")
-    for index in range(spec.num_layers):
-        layer = f"model.layers.{index}."
-        names += [f"{layer}input_layernorm.weight", f"{layer}post_attention_layernorm.weight"]
-        for part, biased in [
-            *((f"self_attn.{name}", spec.qkv_bias) for name in attention),
-            ("self_attn.o_proj", spec.output_bias),
-            *((f"mlp.{name}", spec.ffn_bias) for name in ("gate_proj", "up_proj", "down_proj")),
-        ]:
-            names += [f"{layer}{part}.weight"] + ([f"{layer}{part}.bias"] if biased else [])
-    return names
+    return list(tensor_shapes(spec, ends))
 
 
 class _TensorReader:
@@ -105,19 +85,33 @@ class _TensorReader:
         self._checkpoint = checkpoint
         self._ops = ops
         self._progress = progress
-        self._total = sum(checkpoint.num_bytes(name) for name in tensor_names(spec, ends))
+        self._shapes = tensor_shapes(spec, ends)
+        self._rotary = rotary_order(spec)
+        self._centred = spec.norm == "layer"
+        self._total = sum(checkpoint.num_bytes(name) for name in self._shapes)
         self._done = 0
 
-    def read(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        return self._checked(name, shape, self._checkpoint.tensor)
+    def read(self, name: str) -> Tensor:
+        return self._ordered(name, self._checked(name, self._checkpoint.tensor))
 
-    def norm(self, name: str, width: int) -> Tensor:
-        return self._ops.pack_norm(self.read(name, (width,)))
+    def weight(self, name: str) -> Weight:
+        return self._ordered(name, self._checked(name, self._checkpoint.weight))
 
-    def weight(self, name: str, shape: tuple[int, ...]) -> Weight:
-        return self._checked(name, shape, self._checkpoint.weight)
+    def norm(self, name: str) -> Norm | None:
+        """None where the model has no such norm."""
+        if f"{name}.weight" not in self._shapes:
+            return None
+        bias = self._ops.pack_norm(self.read(f"{name}.bias")) if f"{name}.bias" in self._shapes else None
+        return Norm(self._ops.pack_norm(self.read(f"{name}.weight")), bias, self._centred)
 
-    def _checked(self, name: str, shape: tuple[int, ...], get: Callable[[str], AnyWeight]) -> AnyWeight:
+    def linear(self, *names: str) -> Any:
+        """The named projections, stacked in order into one packed linear."""
+        weights = [self.weight(f"{name}.weight") for name in names]
+        biases = [self.read(f"{name}.bias") for name in names if f"{name}.bias" in self._shapes]
+        return self._ops.pack_linear(weights, torch.cat(biases) if biases else None)
+
+    def _checked(self, name: str, get: Callable[[str], AnyWeight]) -> AnyWeight:
+        shape = self._shapes[name]
         try:
             tensor = get(name)
         except KeyError as error:
@@ -131,26 +125,56 @@ class _TensorReader:
             self._progress(self._done, self._total)
         return tensor
 
-    def linear(self, parts: list[tuple[str, int]], in_features: int, bias: bool) -> Any:
-        """The named projections (name, out features), stacked in order into one packed linear."""
-        weights = [self.weight(f"{name}.weight", (out, in_features)) for name, out in parts]
-        biases = [self.read(f"{name}.bias", (out,)) for name, out in parts] if bias else []
-        return self._ops.pack_linear(weights, torch.cat(biases) if bias else None)
+    def _ordered(self, name: str, weight: AnyWeight) -> AnyWeight:
+        """Queries and keys with the channels of each head in `rotary_order`."""
+        part = name.rsplit(".", 2)[-2]
+        if self._rotary is None or part not in ("q_proj", "k_proj", "q_norm", "k_norm"):
+            return weight
+        order = self._rotary
+
+        def within_heads(rows: Tensor) -> Tensor:
+            return rows.view(-1, len(order), *rows.shape[1:]).index_select(1, order).view(rows.shape)
+
+        return weight.rows(within_heads) if isinstance(weight, GroupedWeight) else within_heads(weight)
 
 
-def _build_layer(spec: ModelSpec, reader: _TensorReader, prefix: str) -> LayerWeights:
-    hidden, ffn = spec.hidden_size, spec.ffn_size
-    queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
-    return LayerWeights(
-        attention_norm=reader.norm(f"{prefix}input_layernorm.weight", hidden),
-        qkv=reader.linear(
-            [(f"{attention}q_proj", queries), (f"{attention}k_proj", keys), (f"{attention}v_proj", keys)],
-            hidden,
-            spec.qkv_bias,
-        ),
-        output=reader.linear([(f"{attention}o_proj", hidden)], queries, spec.output_bias),
-        ffn_norm=reader.norm(f"{prefix}post_attention_layernorm.weight", hidden),
-        gate_up=reader.linear([(f"{mlp}gate_proj", ffn), (f"{mlp}up_proj", ffn)], hidden, spec.ffn_bias),
-        down=reader.linear([(f"{mlp}down_proj", hidden)], ffn, spec.ffn_bias),
+def rotary_order(spec: ModelSpec) -> Tensor | None:
+    """The order of a head's channels in which pairs are (i, i + D / 2), where only the first ones turn, as pairs
+    (i, i + dim / 2); None where all do. Scores do not change when queries and keys are ordered alike."""
+    dim, turning = spec.head_dim, spec.rotary_dim
+    if turning == dim:
+        return None
+    channels = torch.arange(dim)
+    first, second = channels[: turning // 2], channels[turning // 2 : turning]
+    still = channels[turning:].chunk(2)
+    return torch.cat((first, still[0], second, still[1]))
+
+
+def _build_layer(spec: ModelSpec, layer: LayerSpec, reader: _TensorReader, prefix: str) -> LayerWeights:
+    attention = f"{prefix}self_attn."
+    norms: Sequence[Norm | None] = [reader.norm(f"{attention}{name}_norm") for name in ("q", "k")]
+    weights = LayerWeights(
+        attention_norm=reader.norm(f"{prefix}input_layernorm"),
+        qkv=reader.linear(*(f"{attention}{name}_proj" for name in ("q", "k", "v"))),
+        output=reader.linear(f"{attention}o_proj"),
+        ffn_norm=reader.norm(f"{prefix}post_attention_layernorm"),
+        query_norm=norms[0],
+        key_norm=norms[1],
+        attention_output_norm=reader.norm(f"{prefix}attention_output_norm"),
+        ffn_output_norm=reader.norm(f"{prefix}ffn_output_norm"),
+        **_build_ffn(spec, layer, reader, f"{prefix}mlp"),
     )
+    return weights
+
+
+def _build_ffn(spec: ModelSpec, layer: LayerSpec, reader: _TensorReader, prefix: str) -> dict[str, Any]:
+    def pair(at: str) -> tuple[Any, Any]:
+        into = ("gate_proj", "up_proj") if spec.gated else ("up_proj",)
+        return reader.linear(*(f"{at}.{name}" for name in into)), reader.linear(f"{at}.down_proj")
+
+    if spec.experts is None or not layer.is_sparse:
+        gate_up, down = pair(prefix)
+        return {"gate_up": gate_up, "down": down}
+    router = reader.linear(f"{prefix}.router")
+    experts = [pair(f"{prefix}.experts.{number}") for number in range(spec.experts.num)]
+    return {"experts": Experts(router, experts, spec.experts.per_token, spec.experts.is_normalised)}

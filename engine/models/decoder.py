@@ -13,8 +13,9 @@ from torch import Tensor
 
 from noria.engine.models.rope import RotaryAngles
 from noria.engine.models.spec import ModelSpec
+from noria.kernels.layers import LayerForm, LayerWeights, Norm, normed, run_layers
 from noria.kernels.layout import RaggedLayout
-from noria.kernels.ops import LayerWeights, Ops
+from noria.kernels.ops import Ops, Scores
 from noria.kernels.pools import KVPools
 
 
@@ -24,21 +25,38 @@ class DecoderWeights:
     it is the first, no norm and no head unless it is the last."""
 
     embedding: Any | None  # [vocab, hidden], as `Ops.pack_table` laid it out
+    positions: Any | None  # the same of learned positions
     layers: list[LayerWeights]
-    norm: Tensor | None  # [hidden]
+    norm: Norm | None
     head: Any | None  # [vocab, hidden], as `Ops.pack_linear` laid it out
 
 
 class Decoder:
-    """A Llama-family model (pre-norm, rotary positions, grouped-query attention, SwiGLU). Holds weights only."""
+    """A decoder-only model with grouped-query attention, as its spec describes it. Holds weights only.
+
+    Layers of Llama's form go through the backend's fused `run_layers`; others are composed of the same operations, with
+    a plan for each kind of attention that the layers have among them.
+    """
 
     def __init__(self, spec: ModelSpec, weights: DecoderWeights, ops: Ops) -> None:
         self.spec = spec
         self.ops = ops
         self._weights = weights
-        self._layers = ops.pack_layers(weights.layers)
-        self._angles = RotaryAngles(spec.rope, spec.head_dim)
-        self._scale = spec.head_dim**-0.5
+        self._fused = ops.pack_layers(weights.layers) if spec.is_llama_shaped else None
+        self._form = LayerForm(
+            eps=spec.norm_eps,
+            activation=spec.activation,
+            is_gated=spec.gated,
+            is_parallel=spec.residual == "parallel",
+            residual_scale=spec.residual_scale,
+        )
+        kinds = [(layer.rope, layer.window) for layer in spec.layers]
+        tables = {rope: RotaryAngles(rope, spec.head_dim) for rope, _ in kinds}
+        self._attentions = [
+            (tables[rope], Scores(spec.score_scale, window, spec.attention_softcap))
+            for rope, window in dict.fromkeys(kinds)
+        ]
+        self._attention_of = [list(dict.fromkeys(kinds)).index(kind) for kind in kinds]
 
     def forward(
         self, token_ids: Tensor, positions: Tensor, kv: KVPools, layout: RaggedLayout, logit_rows: Tensor
@@ -57,10 +75,16 @@ class Decoder:
         before, which take the place of the tokens' embeddings and may be overwritten.
         """
         if x is None:
-            x = self.ops.embed(self._weights.embedding, token_ids)
-        angles = self._angles.up_to(int(positions.max()) + 1 if len(positions) else 0)
-        plan = self.ops.plan_step(layout, positions, angles, kv, self.spec.num_heads, self._scale)
-        return self.ops.run_layers(x, self._layers, self.spec.norm_eps, kv, plan)
+            x = self._embedded(token_ids, positions)
+        longest = int(positions.max()) + 1 if len(positions) else 0
+        plans = [
+            self.ops.plan_step(layout, positions, angles.up_to(longest), kv, self.spec.num_heads, scores)
+            for angles, scores in self._attentions
+        ]
+        if self._fused is not None:
+            return self.ops.run_layers(x, self._fused, self.spec.norm_eps, kv, plans[0])
+        each = [plans[kind] for kind in self._attention_of]
+        return run_layers(self.ops, x, self._weights.layers, self._form, kv, each)
 
     @torch.inference_mode()
     def final(self, hidden: Tensor) -> Tensor:
@@ -71,9 +95,22 @@ class Decoder:
     def logits(self, hidden: Tensor) -> Tensor:
         """Next-token logits of hidden states [L, hidden]: float32 [L, vocab], on the CPU. The head is the largest
         matrix, so only the tokens that need it come here."""
-        return self.ops.linear(self._normed(hidden), self._weights.head).to("cpu", torch.float32)
+        logits = self.ops.linear(self._normed(hidden), self._weights.head).to("cpu", torch.float32)
+        if self.spec.logit_scale != 1.0:
+            logits.mul_(self.spec.logit_scale)
+        if self.spec.logit_softcap:
+            logits.div_(self.spec.logit_softcap).tanh_().mul_(self.spec.logit_softcap)
+        return logits
+
+    def _embedded(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        x = self.ops.embed(self._weights.embedding, token_ids)
+        if self.spec.embedding_scale != 1.0:
+            x.mul_(self.spec.embedding_scale)
+        if self._weights.positions is not None:
+            x.add_(self.ops.embed(self._weights.positions, positions))
+        return x
 
     def _normed(self, hidden: Tensor) -> Tensor:
         if self._weights.norm is None:
             raise ValueError("only the last stage has a final norm")
-        return self.ops.rms_norm(hidden, self._weights.norm, self.spec.norm_eps)
+        return normed(self.ops, hidden, self._weights.norm, self.spec.norm_eps)

@@ -27,7 +27,7 @@ def read_groups(
     ModelError for columns that would cut a group."""
     place = file.tensors[name]
     reader = _READERS.get(place.kind)
-    if reader is None or len(place.shape) != 2:
+    if reader is None or len(place.shape) < 2:
         return None
     read, block_bytes = reader
     covering, inside = file.covering(name, columns)
@@ -46,6 +46,13 @@ def _q4_0(blocks: Blocks) -> GroupedWeight:
 
 def _q4_1(blocks: Blocks) -> GroupedWeight:
     return _weight(_nibbles(blocks[..., 4:]), _halves(blocks[..., :2]), _halves(blocks[..., 2:4]), half_scales=True)
+
+
+def _q5_0(blocks: Blocks) -> GroupedWeight:
+    """The fifth bits of a group's 32 values stand in 4 bytes of their own."""
+    high = np.unpackbits(blocks[..., 2:6], axis=-1, bitorder="little")
+    q = (_nibbles(blocks[..., 6:]) | high << 4).astype(np.int8) - 16
+    return _weight(q, _halves(blocks[..., :2]), None, half_scales=True)
 
 
 def _q8_0(blocks: Blocks) -> GroupedWeight:
@@ -99,6 +106,7 @@ def _weight(q: Any, scale: Any, minimum: Any, *, half_scales: bool) -> GroupedWe
 _READERS: dict[GGMLQuantizationType, tuple[Callable[[Blocks], GroupedWeight], int]] = {
     GGMLQuantizationType.Q4_0: (_q4_0, 18),
     GGMLQuantizationType.Q4_1: (_q4_1, 20),
+    GGMLQuantizationType.Q5_0: (_q5_0, 22),
     GGMLQuantizationType.Q8_0: (_q8_0, 34),
     GGMLQuantizationType.Q4_K: (_q4_k, 144),
     GGMLQuantizationType.Q6_K: (_q6_k, 210),

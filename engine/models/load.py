@@ -10,16 +10,17 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import cast
 
-from noria.engine.models.build import Checkpoint, Ends, build_weights, tensor_names
+from noria.engine.models.build import Checkpoint, build_weights, tensor_names
 from noria.engine.models.decoder import Decoder
 from noria.engine.models.gguf_checkpoint import GGUFCheckpoint
 from noria.engine.models.gguf_tokenizer import gguf_tokenizer_files
 from noria.engine.models.hf_tokenizer import hf_tokenizer_files
+from noria.engine.models.precision import AS_STORED, Precision, RoundedCheckpoint
 from noria.engine.models.safetensors_checkpoint import SafetensorsCheckpoint
-from noria.engine.models.sharded_ops import ShardedOps, Shards, shard_tables
+from noria.engine.models.sharded_ops import ShardedOps, Shards, shard_weights
 from noria.engine.models.shards import ShardedCheckpoint, Shares
 from noria.engine.models.source import ModelSource
-from noria.engine.models.spec import ModelSpec
+from noria.engine.models.spec import Ends, ModelSpec
 from noria.engine.parallel import WHOLE, Parallel
 from noria.engine.wire.messages import TokenizerFiles
 from noria.kernels.ops import Ops
@@ -52,11 +53,14 @@ def load(
     ops: Ops,
     *,
     progress: Callable[[int, int], None] | None = None,
+    precision: Precision = AS_STORED,
     parallel: Parallel = WHOLE,
     shards: Shards | None = None,
+    max_len: int = 0,
 ) -> LoadedModel:
-    """Read the whole model, or a rank's part of it, into memory, laid out for `ops`. `progress` gets bytes read and
-    bytes in all; `shards` are the ranks that share the stage, where there are several.
+    """Read the whole model, or a rank's part of it, into memory, laid out for `ops`, to serve `max_len` tokens at most
+    (0: what it can). `progress` gets bytes read and bytes in all; `shards` are the ranks that share the stage, where
+    there are several.
 
     Raises ModelError when a file is broken, a tensor is missing or the architecture is not supported.
     """
@@ -65,8 +69,12 @@ def load(
     tokenizer_files = (
         gguf_tokenizer_files(whole.file) if isinstance(whole, GGUFCheckpoint) else hf_tokenizer_files(source.path)
     )
-    model = build_decoder(whole, ops, progress=progress, parallel=parallel, shards=shards)
-    return LoadedModel(model, whole.spec(), tokenizer_files, _fingerprint(whole.spec(), whole, ops, parallel.tp))
+    model = build_decoder(
+        whole, ops, progress=progress, precision=precision, parallel=parallel, shards=shards, max_len=max_len
+    )
+    spec = whole.spec().for_length(max_len or whole.spec().max_len)
+    fingerprint = _fingerprint(spec, whole, ops, precision, parallel.tp)
+    return LoadedModel(model, spec, tokenizer_files, fingerprint)
 
 
 def build_decoder(
@@ -74,17 +82,22 @@ def build_decoder(
     ops: Ops,
     *,
     progress: Callable[[int, int], None] | None = None,
+    precision: Precision = AS_STORED,
     parallel: Parallel = WHOLE,
     shards: Shards | None = None,
+    max_len: int = 0,
 ) -> Decoder:
     """The decoder, or a rank's part of it; see `load`."""
     checkpoint = _part(whole, parallel)
-    weights = build_weights(checkpoint.spec(), checkpoint, ops, progress, _ends(parallel))
+    if precision != AS_STORED:
+        checkpoint = RoundedCheckpoint(checkpoint, precision)
+    spec = checkpoint.spec().for_length(max_len or checkpoint.spec().max_len)
+    weights = build_weights(spec, checkpoint, ops, progress, _ends(parallel))
     if shards is not None:
         ids = [Shares.of(whole.spec(), replace(parallel, rank=shard)).vocab for shard in range(parallel.tp)]
-        weights = shard_tables(weights, ids[parallel.shard], tuple(map(len, ids)))
+        weights = shard_weights(weights, ids[parallel.shard], tuple(map(len, ids)))
         ops = cast(Ops, ShardedOps(ops, shards))
-    return Decoder(checkpoint.spec(), weights, ops)
+    return Decoder(spec, weights, ops)
 
 
 def _part(whole: Checkpoint, parallel: Parallel) -> Checkpoint:
@@ -99,11 +112,12 @@ def _open(source: ModelSource) -> GGUFCheckpoint | SafetensorsCheckpoint:
     return GGUFCheckpoint(source.path) if source.kind == "gguf" else SafetensorsCheckpoint(source.path)
 
 
-def _fingerprint(spec: ModelSpec, checkpoint: Checkpoint, ops: Ops, tp: int) -> str:
+def _fingerprint(spec: ModelSpec, checkpoint: Checkpoint, ops: Ops, precision: Precision, tp: int) -> str:
     """Hash of the shape, the kernels, and the bytes of a few tensors: free of file names and dates. Sums over shards
     are rounded in another order."""
     shards = f" tp {tp}" if tp > 1 else ""
-    digest = hashlib.sha256(f"{ops.name} {sorted(asdict(spec).items())}{shards}".encode())
+    kept = "" if precision == AS_STORED else f" {precision.dtype} {precision.quantize}"
+    digest = hashlib.sha256(f"{ops.name} {sorted(asdict(spec).items())}{kept}{shards}".encode())
     for name in tensor_names(spec):
         digest.update(f"{name} {checkpoint.num_bytes(name)}".encode())
     for name in ("model.norm.weight", "model.layers.0.self_attn.k_proj.weight"):

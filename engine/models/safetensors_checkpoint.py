@@ -6,6 +6,8 @@ Knows that folder's layout; the tokenizer's files are `hf_tokenizer`'s.
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,14 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from noria.engine.models.errors import ModelError
-from noria.engine.models.spec import ModelSpec, RopeSpec
+from noria.engine.models.hf_config import READERS, architecture_of, spec_from_config
+from noria.engine.models.hf_places import hf_place
+from noria.engine.models.places import Place
+from noria.engine.models.spec import ModelSpec, tensor_shapes
 from noria.kernels.weights import Weight
 
-ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
+_PREFIXES = ("transformer.",)
+"""What a model saved without its head may lack in front of its names."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -43,6 +49,7 @@ class SafetensorsCheckpoint:
         if not self._config:
             raise ModelError(f"{folder}: no config.json in the folder")
         self._spec = self._read_spec()
+        self._shapes = tensor_shapes(self._spec)
         self._file_by_tensor: dict[str, Any] = {}
         self._open_files()
 
@@ -50,28 +57,38 @@ class SafetensorsCheckpoint:
         return self._spec
 
     def num_bytes(self, name: str) -> int:
-        file = self._file_by_tensor.get(name)
+        place = self._place(name)
+        file = self._file_by_tensor.get(place.name)
         if file is None:
             return 0
-        piece = file.get_slice(name)
-        size = _BYTES_BY_DTYPE.get(piece.get_dtype(), 4)
-        for length in piece.get_shape():
-            size *= length
-        return size
+        return _BYTES_BY_DTYPE.get(file.get_slice(place.name).get_dtype(), 4) * math.prod(self._shapes[name])
 
     def tensor(self, name: str, rows: slice = slice(None), columns: slice = slice(None)) -> Tensor:
+        place = self._place(name)
+        piece = self._file_by_tensor[place.name].get_slice(place.name)
         try:
-            piece = self._file_by_tensor[name].get_slice(name)
-            values: Tensor = piece[rows, columns] if len(piece.get_shape()) == 2 else piece[rows]
+            values = _read(piece, place, rows, columns)
         except SafetensorError as error:
-            raise ModelError(f"{self.label}: tensor {name} cannot be read: {error}") from error
+            raise ModelError(f"{self.label}: tensor {place.name} cannot be read: {error}") from error
+        except (RuntimeError, ValueError) as error:  # of another shape than its family's
+            raise ModelError(f"{self.label}: tensor {place.name} has shape {piece.get_shape()}: {error}") from error
         if not values.is_floating_point():
-            raise ModelError(f"{self.label}: tensor {name} holds {values.dtype}: not supported")
+            raise ModelError(f"{self.label}: tensor {place.name} holds {values.dtype}: not supported")
         # Tensors of the file are views of its mapping: the copy lets the mapping go.
-        return values.to(torch.float32, copy=True)
+        floats = values.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+        return floats.add_(place.added) if place.added else floats
 
     def weight(self, name: str, rows: slice = slice(None), columns: slice = slice(None)) -> Weight:
         return self.tensor(name, rows, columns)
+
+    def _place(self, name: str) -> Place:
+        place = hf_place(self._spec, name)
+        if place.name not in self._file_by_tensor:
+            for prefix in _PREFIXES:
+                short = place.name.removeprefix(prefix)
+                if short in self._file_by_tensor:
+                    return replace(place, name=short)
+        return place
 
     def _open_files(self) -> None:
         index = read_json(self._folder / "model.safetensors.index.json").get("weight_map")
@@ -90,70 +107,18 @@ class SafetensorsCheckpoint:
 
     def _read_spec(self) -> ModelSpec:
         config = self._config
-        architecture = str((config.get("architectures") or ["(none)"])[0])
-        if architecture not in ARCHITECTURES:
-            raise ModelError(
-                f"{self.label}: architecture {architecture!r} is not supported ({', '.join(ARCHITECTURES)})"
-            )
-        self._refuse_variants(architecture)
-        try:
-            num_heads = int(config["num_attention_heads"])
-            return ModelSpec(
-                architecture=architecture,
-                vocab_size=int(config["vocab_size"]),
-                hidden_size=int(config["hidden_size"]),
-                num_layers=int(config["num_hidden_layers"]),
-                num_heads=num_heads,
-                num_kv_heads=int(config.get("num_key_value_heads") or num_heads),
-                head_dim=int(config.get("head_dim") or config["hidden_size"] // num_heads),
-                ffn_size=int(config["intermediate_size"]),
-                norm_eps=float(config["rms_norm_eps"]),
-                rope=self._read_rope(),
-                max_len=int(config["max_position_embeddings"]),
-                tied=bool(config.get("tie_word_embeddings", False)),
-                qkv_bias=architecture == "Qwen2ForCausalLM" or bool(config.get("attention_bias", False)),
-                output_bias=architecture == "LlamaForCausalLM" and bool(config.get("attention_bias", False)),
-                ffn_bias=bool(config.get("mlp_bias", False)),
-                eos_token_ids=self._eos_token_ids(),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise ModelError(f"{self.label}/config.json: {error!r}") from error
-
-    def _refuse_variants(self, architecture: str) -> None:
-        config = self._config
+        architecture = architecture_of(config)
+        if architecture not in READERS:
+            raise ModelError(f"{self.label}: architecture {architecture!r} is not supported ({', '.join(READERS)})")
         if config.get("quantization_config"):
             method = config["quantization_config"].get("quant_method", "unnamed")
             raise ModelError(f"{self.label}: quantised checkpoints ({method}) are not supported")
-        slides = (
-            config.get("use_sliding_window") if architecture == "Qwen2ForCausalLM" else config.get("sliding_window")
-        )
-        if slides:
-            raise ModelError(f"{self.label}: sliding-window attention is not supported")
-        if config.get("hidden_act", "silu") != "silu":
-            raise ModelError(f"{self.label}: activation {config['hidden_act']!r} is not supported")
-
-    def _read_rope(self) -> RopeSpec:
-        # transformers 5 writes one object; before, the base stood beside the scaling.
-        settings = self._config.get("rope_parameters") or {}
-        scaling = settings or self._config.get("rope_scaling") or {}
-        base = float(settings.get("rope_theta") or self._config.get("rope_theta") or 10000.0)
-        kind = str(scaling.get("rope_type") or scaling.get("type") or "default")
-        if float(scaling.get("partial_rotary_factor", self._config.get("partial_rotary_factor", 1.0))) != 1.0:
-            raise ModelError(f"{self.label}: rotary embedding of a part of the head is not supported")
-        if kind == "default":
-            return RopeSpec(base)
-        if kind == "linear":
-            return RopeSpec(base, "linear", factor=float(scaling["factor"]))
-        if kind == "llama3":
-            return RopeSpec(
-                base,
-                "llama3",
-                factor=float(scaling["factor"]),
-                low_freq_factor=float(scaling["low_freq_factor"]),
-                high_freq_factor=float(scaling["high_freq_factor"]),
-                original_max_len=int(scaling["original_max_position_embeddings"]),
-            )
-        raise ModelError(f"{self.label}: rope scaling {kind!r} is not supported")
+        try:
+            return spec_from_config(config, self._eos_token_ids())
+        except KeyError as error:
+            raise ModelError(f"{self.label}/config.json: {error} is missing") from error
+        except (TypeError, ValueError, ZeroDivisionError) as error:
+            raise ModelError(f"{self.label}/config.json: {error}") from error
 
     def _eos_token_ids(self) -> tuple[int, ...]:
         # generation_config.json names all of them, config.json often the first alone.
@@ -163,3 +128,18 @@ class SafetensorsCheckpoint:
 
 
 _BYTES_BY_DTYPE = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "U8": 1}
+
+
+def _read(piece: Any, place: Place, rows: slice, columns: slice) -> Tensor:
+    """Rows and columns of the model's tensor, no more than needed of the file's unless it must be picked apart."""
+    shape = piece.get_shape()
+    if place.pick is not None:
+        picked = place.pick(piece[:])[rows]
+        return picked if len(shape) == 1 else picked[:, columns]
+    within = place.rows(rows, shape[1] if place.is_transposed else shape[0])
+    values: Tensor
+    if len(shape) == 1:
+        values = piece[within]
+    else:
+        values = piece[columns, within].t() if place.is_transposed else piece[within, columns]
+    return values if place.order is None else place.order(values)

@@ -13,8 +13,8 @@ from typing import Any, Protocol, cast
 from torch import Tensor
 
 from noria.engine.models.decoder import DecoderWeights
-from noria.kernels import layers as composed
-from noria.kernels.ops import LayerWeights, Ops
+from noria.kernels.layers import LayerForm, LayerWeights, run_layers
+from noria.kernels.ops import Ops
 
 
 class Shards(Protocol):
@@ -63,22 +63,33 @@ class ShardedOps:
         whole = self._shards.sum(self._inner.linear(x, packed.packed))
         return whole if add_to is None else add_to.add_(whole)
 
-    def embed(self, table: Vocabulary, ids: Tensor) -> Tensor:
+    def embed(self, table: Any, ids: Tensor) -> Tensor:
+        if not isinstance(table, Vocabulary):
+            return self._inner.embed(table, ids)
         elsewhere = (ids < table.ids.start) | (ids >= table.ids.stop)
         rows = self._inner.embed(table.packed, (ids - table.ids.start).masked_fill_(elsewhere, 0))
         return self._shards.sum(rows.masked_fill_(elsewhere.to(rows.device)[:, None], 0.0))
 
     def pack_layers(self, layers: Sequence[LayerWeights]) -> list[LayerWeights]:
-        return [replace(layer, output=Partial(layer.output), down=Partial(layer.down)) for layer in layers]
+        return list(layers)
 
     def run_layers(self, x: Tensor, layers: Sequence[LayerWeights], eps: float, kv: Any, plan: Any) -> Tensor:
-        return composed.run_layers(cast(Ops, self), x, layers, eps, kv, plan)
+        return run_layers(cast(Ops, self), x, layers, LayerForm(eps), kv, [plan] * len(layers))
 
 
-def shard_tables(weights: DecoderWeights, ids: range, widths: tuple[int, ...]) -> DecoderWeights:
-    """The weights, their tables marked as those of the tokens in `ids` alone."""
+def shard_weights(weights: DecoderWeights, ids: range, widths: tuple[int, ...]) -> DecoderWeights:
+    """The weights, marked for `ShardedOps`: what gives parts of a sum, and tables of the tokens in `ids` alone."""
 
     def part(packed: Any | None) -> Any | None:
         return None if packed is None else Vocabulary(packed, ids, widths)
 
-    return replace(weights, embedding=part(weights.embedding), head=part(weights.head))
+    layers = [_shard_layer(layer) for layer in weights.layers]
+    return replace(weights, embedding=part(weights.embedding), layers=layers, head=part(weights.head))
+
+
+def _shard_layer(layer: LayerWeights) -> LayerWeights:
+    layer = replace(layer, output=Partial(layer.output))
+    if layer.experts is None:
+        return replace(layer, down=Partial(layer.down))
+    networks = [(gate_up, Partial(down)) for gate_up, down in layer.experts.networks]
+    return replace(layer, experts=replace(layer.experts, networks=networks))

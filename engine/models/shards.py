@@ -35,6 +35,7 @@ class Shares:
     heads: range
     kv_heads: range
     ffn: range
+    expert: range  # of each expert's feed-forward channels
     vocab: range
 
     @staticmethod
@@ -43,13 +44,16 @@ class Shares:
         tp, shard = parallel.tp, parallel.shard
         layer = 2 * spec.hidden_size * spec.head_dim * (spec.num_heads + spec.num_kv_heads)
         layer += 3 * spec.hidden_size * spec.ffn_size
+        if tp > 1 and spec.head_norm == "width":
+            raise ModelError(f"--tp {tp} does not fit this model: its norms go over the heads of all ranks")
         try:
             heads, kv_heads = head_shares(spec.num_heads, spec.num_kv_heads, tp, shard)
             return Shares(
                 stage_layers(spec.num_layers, parallel.pp, parallel.stage, spec.vocab_size * spec.hidden_size / layer),
                 heads,
                 kv_heads,
-                share(spec.ffn_size, tp, shard, GROUP if spec.ffn_size % GROUP == 0 else 1),
+                _channels(spec.ffn_size, tp, shard),
+                _channels(spec.experts.ffn_size, tp, shard) if spec.experts else range(0),
                 share(spec.vocab_size, tp, shard),
             )
         except Indivisible as error:
@@ -59,11 +63,12 @@ class Shares:
         """The rank's part as a model."""
         return replace(
             whole,
-            num_layers=len(self.layers),
+            layers=whole.layers[self.layers.start : self.layers.stop],
             num_heads=len(self.heads),
             num_kv_heads=len(self.kv_heads),
             ffn_size=len(self.ffn),
             vocab_size=len(self.vocab),
+            experts=replace(whole.experts, ffn_size=len(self.expert)) if whole.experts else None,
         )
 
 
@@ -82,11 +87,13 @@ class ShardedCheckpoint:
             "queries": slice(shares.heads.start * dim, shares.heads.stop * dim),
             "keys": slice(shares.kv_heads.start * dim, shares.kv_heads.stop * dim),
             "ffn": slice(shares.ffn.start, shares.ffn.stop),
+            "expert": slice(shares.expert.start, shares.expert.stop),
         }
         self._fractions = {
             "queries": len(shares.heads) / spec.num_heads,
             "keys": len(shares.kv_heads) / spec.num_kv_heads,
             "ffn": len(shares.ffn) / spec.ffn_size,
+            "expert": len(shares.expert) / spec.experts.ffn_size if spec.experts else 0.0,
         }
         self._of_vocab = len(shares.vocab) / spec.vocab_size
 
@@ -94,8 +101,7 @@ class ShardedCheckpoint:
         return self._spec
 
     def num_bytes(self, name: str) -> int:
-        part = _part(name)
-        by = _BY_ROWS.get(part) or _BY_COLUMNS.get(part)
+        by = _cut_by(name, _BY_ROWS) or _cut_by(name, _BY_COLUMNS)
         fraction = self._of_vocab if name in _TABLES else self._fractions[by] if by else 1.0
         return round(self._whole.num_bytes(self._name(name)) * fraction)
 
@@ -111,16 +117,25 @@ class ShardedCheckpoint:
     def _cut(self, name: str) -> tuple[slice, slice]:
         if name in _TABLES:
             return slice(self._shares.vocab.start, self._shares.vocab.stop), slice(None)
-        part = _part(name)
-        if part in _BY_ROWS:
-            return self._channels[_BY_ROWS[part]], slice(None)
-        if part in _BY_COLUMNS:
-            return slice(None), self._channels[_BY_COLUMNS[part]]
+        if by := _cut_by(name, _BY_ROWS):
+            return self._channels[by], slice(None)
+        if by := _cut_by(name, _BY_COLUMNS):
+            return slice(None), self._channels[by]
         return slice(None), slice(None)
 
     def _name(self, name: str) -> str:
         found = _LAYER.fullmatch(name)
         return name if found is None else f"{found[1]}{int(found[2]) + self._shares.layers.start}{found[3]}"
+
+
+def _cut_by(name: str, table: dict[str, str]) -> str | None:
+    """What the tensor is divided by, in the table of its rows or of its columns."""
+    by = table.get(_part(name))
+    return "expert" if by == "ffn" and ".experts." in name else by
+
+
+def _channels(count: int, tp: int, shard: int) -> range:
+    return share(count, tp, shard, GROUP if count % GROUP == 0 else 1)
 
 
 def _part(name: str) -> str:

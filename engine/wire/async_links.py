@@ -10,9 +10,10 @@ from typing import Any, Protocol
 
 import redis.asyncio
 from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
-from redis.exceptions import MovedError, RedisError, ResponseError
+from redis.exceptions import RedisError
 
-from noria.engine.wire.nodes import MAX_REDIRECTS, Command, Host, Nodes, SlotMap, by_slot, parse_nodes
+from noria.engine.wire.nodes import Host, Nodes, parse_nodes
+from noria.engine.wire.slots import Command, SlotMap, Talk, look, talk
 
 MAX_CONNECTIONS = 32
 
@@ -76,7 +77,7 @@ async def exchange(client: Any, commands: Sequence[Command]) -> list[Any]:
 
 
 class AsyncClusterLink:
-    """As `ClusterLink`."""
+    """A pool of connections to each server of a cluster."""
 
     def __init__(self, nodes: Nodes, options: dict[str, Any]) -> None:
         self._slots = SlotMap(nodes.hosts)
@@ -86,53 +87,28 @@ class AsyncClusterLink:
         self._clients: dict[Host, Any] = {}
 
     async def round_trip(self, commands: Sequence[Command]) -> list[Any]:
-        replies: list[Any] = []
-        try:
-            for slot, run in by_slot(commands):
-                replies += await self._run(slot, run)
-        except (RedisError, OSError):
-            self._slots.forget()
-            raise
-        return replies
+        return await self._hold(talk(self._slots, commands))
 
     async def subscriber(self) -> Any:
-        await self._look()
-        ((slot, _),) = by_slot([("PSUBSCRIBE",)])
-        return self._client(self._slots.host(slot))
+        await self._hold(look(self._slots))
+        return self._client(self._slots.channels)
 
     async def close(self) -> None:
         for client in self._clients.values():
             await client.aclose()
 
-    async def _run(self, slot: int, commands: list[Command]) -> list[Any]:
-        await self._look()
-        asked = self._slots.host(slot)
-        replies = await exchange(self._client(asked), commands)
-        for _ in range(MAX_REDIRECTS):
-            refused = [place for place, reply in enumerate(replies) if isinstance(reply, MovedError)]
-            if not refused:
-                break
-            self._slots.follow(replies[refused[0]], asked)
-            asked = self._slots.host(slot)
-            again = await exchange(self._client(asked), [commands[place] for place in refused])
-            for place, reply in zip(refused, again, strict=True):
-                replies[place] = reply
-        return replies
-
-    async def _look(self) -> None:
-        if self._slots.is_known:
-            return
-        trouble: Exception | None = None
-        for host in self._slots.candidates():
-            try:
-                (reply,) = await exchange(self._client(host), [("CLUSTER", "SLOTS")])
-                if isinstance(reply, ResponseError):
-                    raise reply
-                return self._slots.learn(reply, host)
-            except (RedisError, OSError) as error:
-                trouble = error
-        assert trouble is not None  # there is one candidate at least
-        raise trouble
+    async def _hold(self, conversation: Talk) -> list[Any]:
+        try:
+            host, asked = next(conversation)
+            while True:
+                try:
+                    replies = await exchange(self._client(host), asked)
+                except (RedisError, OSError) as error:
+                    host, asked = conversation.throw(error)
+                else:
+                    host, asked = conversation.send(replies)
+        except StopIteration as end:
+            return list(end.value)
 
     def _client(self, host: Host) -> Any:
         if host not in self._clients:

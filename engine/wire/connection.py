@@ -22,7 +22,7 @@ from redis.retry import Retry
 
 from noria.engine.wire.async_links import open_async_link
 from noria.engine.wire.links import open_link
-from noria.engine.wire.nodes import Command
+from noria.engine.wire.slots import Command
 
 COMMAND_TIMEOUT = 5.0
 """Seconds for one reply. A blocking read has its own client with this much on top of its block time."""

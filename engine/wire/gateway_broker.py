@@ -47,8 +47,8 @@ from noria.engine.wire.messages import (
     decode_tokenizer,
     encode,
 )
-from noria.engine.wire.nodes import Command
 from noria.engine.wire.publish import POISON, final_publications, publication, published
+from noria.engine.wire.slots import Command
 
 STREAM_TTL = 30.0
 """Seconds that a gateway's stream outlives its last renewal."""
@@ -91,6 +91,7 @@ class ModelStatus:
     card: ModelCard
     engines: dict[str, EngineStats]  # engines with a live lease
     queued: dict[str, int]  # requests waiting, by class
+    queued_tokens: int = 0  # of those: prompt and output at most
 
     @property
     def takes_requests(self) -> bool:
@@ -386,7 +387,7 @@ class GatewayBroker:
             self._models_until = time.monotonic() + MODELS_FRESH_FOR / 4
 
     def _status(self, model_id: str, snapshot: Sequence[Any]) -> ModelStatus | None:
-        blob, engines, depths = snapshot
+        blob, engines, depths, tokens = snapshot
         known = self._cards.get(model_id)
         try:
             if known is None or known[0] != blob:
@@ -398,7 +399,7 @@ class GatewayBroker:
         except msgspec.DecodeError as error:  # a pool of another version hides itself, not the others
             log.warning("a pool cannot be read", model=model_id, reason=str(error))
             return None
-        return ModelStatus(known[1], stats, dict(zip(CLASSES, depths, strict=True)))
+        return ModelStatus(known[1], stats, dict(zip(CLASSES, depths, strict=True)), tokens)
 
 
 def _unpack(packed: bytes) -> list[TokenFrame]:

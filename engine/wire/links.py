@@ -1,6 +1,6 @@
 """The way to a store's servers: one server, the primary that Sentinels name, or the servers of a cluster by slot.
 
-Synchronous. Knows no script and repeats nothing but what a server of a cluster refused as not its own.
+Synchronous. Knows no script, and leaves to `slots` whom of a cluster to ask.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import redis
-from redis.exceptions import MovedError, RedisError, ResponseError
+from redis.exceptions import RedisError, ResponseError
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
-from noria.engine.wire.nodes import MAX_REDIRECTS, Command, Host, Nodes, SlotMap, by_slot, parse_nodes
+from noria.engine.wire.nodes import Host, Nodes, parse_nodes
+from noria.engine.wire.slots import Command, SlotMap, talk
 
 
 class Link(Protocol):
@@ -77,7 +78,7 @@ def exchange(connection: Any, commands: Sequence[Command]) -> list[Any]:
 
 
 class ClusterLink:
-    """Commands keep their order across servers: those of one slot go in one round trip, the next slot's after it."""
+    """A connection to each server of a cluster."""
 
     def __init__(self, nodes: Nodes, options: dict[str, Any]) -> None:
         self._slots = SlotMap(nodes.hosts)
@@ -86,47 +87,24 @@ class ClusterLink:
         self._connections: dict[Host, Any] = {}
 
     def round_trip(self, commands: Sequence[Command]) -> list[Any]:
+        conversation = talk(self._slots, commands)
         try:
-            return [reply for slot, run in by_slot(commands) for reply in self._run(slot, run)]
-        except (RedisError, OSError):
-            self._slots.forget()
-            raise
+            host, asked = next(conversation)
+            while True:
+                try:
+                    replies = exchange(self._connection(host), asked)
+                except (RedisError, OSError) as error:
+                    host, asked = conversation.throw(error)
+                else:
+                    host, asked = conversation.send(replies)
+        except StopIteration as end:
+            return list(end.value)
 
-    def _run(self, slot: int, commands: list[Command]) -> list[Any]:
-        self._look()
-        asked = self._slots.host(slot)
-        replies = exchange(self._connection(asked), commands)
-        for _ in range(MAX_REDIRECTS):
-            refused = [place for place, reply in enumerate(replies) if isinstance(reply, MovedError)]
-            if not refused:
-                break
-            self._slots.follow(replies[refused[0]], asked)
-            asked = self._slots.host(slot)
-            again = exchange(self._connection(asked), [commands[place] for place in refused])
-            for place, reply in zip(refused, again, strict=True):
-                replies[place] = reply
-        return replies
-
-    def _look(self) -> None:
-        if self._slots.is_known:
-            return
-        trouble: Exception | None = None
-        for host in self._slots.candidates():
-            try:
-                (reply,) = exchange(self._connection(host), [("CLUSTER", "SLOTS")])
-                if isinstance(reply, ResponseError):
-                    raise reply
-                return self._slots.learn(reply, host)
-            except (RedisError, OSError) as error:
-                trouble = error
-        assert trouble is not None  # there is one candidate at least
-        raise trouble
+    def close(self) -> None:
+        for connection in self._connections.values():
+            connection.disconnect()
 
     def _connection(self, host: Host) -> Any:
         if host not in self._connections:
             self._connections[host] = self._class(host=host[0], port=host[1], **self._options)
         return self._connections[host]
-
-    def close(self) -> None:
-        for connection in self._connections.values():
-            connection.disconnect()

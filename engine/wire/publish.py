@@ -14,7 +14,7 @@ import msgspec
 from noria.engine.wire import keys
 from noria.engine.wire.connection import LOG
 from noria.engine.wire.messages import FinishReason, TokenFrame, Usage, decode_frame, encode
-from noria.engine.wire.nodes import Command
+from noria.engine.wire.slots import Command
 
 STREAM_LENGTH = 10_000
 """Entries, about one per iteration, that a gateway's stream holds at most (roughly)."""

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from noria.engine.wire.connection import PROGRESS
-from noria.engine.wire.nodes import Command
 from noria.engine.wire.publish import Row
+from noria.engine.wire.slots import Command
 
 FOLD_EVERY = 32
 """Exchanges between two foldings of a request, and so the entries that a journal has to keep (it has up to twice as

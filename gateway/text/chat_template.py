@@ -5,27 +5,17 @@ This file knows no requests, sampling or network; a request can never bring a te
 
 from __future__ import annotations
 
-import datetime
-import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
-
-import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from typing import Any
 
 from noria.engine.wire.messages import TokenizerFiles
 from noria.engine.wire.tokenizer import Tokenizer
 from noria.gateway.text.template_input import TemplateError, Traits, free_characters, guarded, normalised
+from noria.gateway.text.template_sandbox import GLOBAL_NAMES, GUARD_NAME, MAX_RENDERED, MAX_SECONDS, Template
 from noria.gateway.text.template_traits import traits_of
 from noria.gateway.text.tools_in_words import calls_in_words, tools_in_words, with_instruction
 
 __all__ = ["ChatTemplate", "TemplateError", "encode_chat"]
-
-MAX_RENDERED = 32 * 2**20  # characters
-_GUARD_NAME = "__noria_guard__"
 
 
 class ChatTemplate:
@@ -34,23 +24,26 @@ class ChatTemplate:
     source: str
     traits: Traits
 
-    def __init__(self, files: TokenizerFiles, *, max_rendered: int = MAX_RENDERED, describe_tools: bool = True) -> None:
+    def __init__(
+        self,
+        files: TokenizerFiles,
+        *,
+        max_rendered: int = MAX_RENDERED,
+        max_seconds: float = MAX_SECONDS,
+        describe_tools: bool = True,
+    ) -> None:
         """Raises TemplateError if the model's template does not compile. A model without one is told at `render`.
         `describe_tools`: where the template shows no tools, they are described in words."""
         self.source = files.chat_template or ""
         self.traits = Traits()
         self._describe_tools = describe_tools
-        self._max_rendered = max_rendered
         names = {"bos_token": files.bos_token, "eos_token": files.eos_token, **files.special_tokens}
         self._specials = {name: token for name, token in names.items() if token is not None}
-        self._reserved = {"messages", "tools", "add_generation_prompt", "chat_template", _GUARD_NAME, *names}
-        self._reserved |= _environment.globals.keys()
-        self._template: jinja2.Template | None = None
+        self._reserved = {"messages", "tools", "add_generation_prompt", "chat_template", GUARD_NAME, *names}
+        self._reserved |= GLOBAL_NAMES
+        self._template: Template | None = None
         if files.chat_template is not None:
-            try:
-                self._template = _environment.from_string(files.chat_template)
-            except jinja2.TemplateError as error:
-                raise TemplateError(f"the model's chat template does not compile: {error}") from error
+            self._template = Template(files.chat_template, max_rendered=max_rendered, max_seconds=max_seconds)
             self.traits = traits_of(self.source, lambda variables: self._run({**self._specials, **variables}))
 
     def render(
@@ -67,8 +60,8 @@ class ChatTemplate:
 
         `continue_final_message` ends the prompt inside the last message, so that the model goes on with it (then
         `add_generation_prompt` must be False). `kwargs` are variables for the template. Raises TemplateError when the
-        template refuses the messages (with its own words), when they have a shape it cannot take, when the text grows
-        past the limit, and when the model has no template.
+        template refuses the messages (with its own words), when they have a shape it cannot take, when text or time
+        grow past their limits, and when the model has no template.
         """
         text, guard = self.render_guarded(
             messages,
@@ -108,9 +101,7 @@ class ChatTemplate:
         given = guarded({"messages": shaped, "tools": tools, **kwargs}, lambda text: protect(text, guard))
         if continue_final_message:
             _append(given["messages"][-1], marker + " ")
-        text = self._run(
-            {**self._specials, **given, "add_generation_prompt": add_generation_prompt, _GUARD_NAME: guard}
-        )
+        text = self._run({**self._specials, **given, "add_generation_prompt": add_generation_prompt, GUARD_NAME: guard})
         return (_cut_at(text, marker) if continue_final_message else text), guard
 
     def _in_words(
@@ -129,23 +120,7 @@ class ChatTemplate:
     def _run(self, variables: dict[str, Any]) -> str:
         if self._template is None:
             raise TemplateError("this model has no chat template; use the completions endpoint")
-        pieces: list[str] = []
-        size = 0
-        try:
-            for piece in self._template.generate(variables):
-                pieces.append(piece)
-                size += len(piece)
-                if size > self._max_rendered:
-                    raise TemplateError(f"the rendered prompt is longer than {self._max_rendered} characters")
-        except TemplateError:
-            raise
-        except _Refusal as refusal:
-            raise TemplateError(str(refusal)) from refusal
-        except RecursionError as error:
-            raise TemplateError("messages or tools are nested too deep for the model's chat template") from error
-        except Exception as error:  # a template is a program: on input that it does not expect, anything can be raised
-            raise TemplateError(f"the model's chat template cannot render these messages: {error}") from error
-        return "".join(pieces)
+        return self._template.render(variables)
 
 
 def encode_chat(
@@ -190,54 +165,3 @@ def _cut_at(text: str, marker: str) -> str:
     if end < 0:
         raise TemplateError("the model's chat template does not show the final message, so it cannot be continued")
     return text[:end] if text.startswith(" ", end + 1) else text[:end].rstrip()
-
-
-class _Refusal(Exception):
-    """Raised by a template's own `raise_exception(message)`."""
-
-
-class _Generation(Extension):
-    """`{% generation %}…{% endgeneration %}` marks the assistant's words for training; here it only scopes them."""
-
-    tags = {"generation"}  # noqa: RUF012  (the base class declares it so)
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body, lineno=line)
-
-
-def _raise_exception(message: object) -> NoReturn:
-    raise _Refusal(str(message))
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.datetime.now().strftime(form)
-
-
-@jinja2.pass_context
-def _to_json(
-    context: jinja2.runtime.Context,
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON without HTML escapes. The guard is written as itself even where other characters are escaped."""
-    text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-    guard = context.get(_GUARD_NAME)
-    return text.replace(json.dumps(guard)[1:-1], guard) if ensure_ascii and guard else text
-
-
-def _new_environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment
-
-
-_environment = _new_environment()

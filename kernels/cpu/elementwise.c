@@ -77,21 +77,41 @@ static void norm_task(const void *given, int64_t row, int worker) {
     if (job->to.q) round_row(y, job->width, row, job->to);
 }
 
-static void silu_mul_task(const void *given, int64_t row, int worker) {
-    const RowJob *job = given;
-    (void)worker;
+/* 1 / (1 + e^-x); with e^-|x| in [0, 1] nothing overflows. */
+INLINE __m256 sigmoid8(__m256 x) {
     const __m256 one = _mm256_set1_ps(1.0f), zero = _mm256_setzero_ps();
+    __m256 small = exp8(_mm256_min_ps(x, _mm256_sub_ps(zero, x)));
+    __m256 top = _mm256_blendv_ps(one, small, x);
+    return _mm256_div_ps(top, _mm256_add_ps(one, small));
+}
+
+/* gelu in its tanh form is g * sigmoid(2 sqrt(2 / pi) (g + 0.044715 g^3)). Past 20 the cube says nothing more. */
+INLINE __m256 gelu_gate(__m256 g) {
+    const __m256 most = _mm256_set1_ps(20.0f);
+    __m256 h = _mm256_max_ps(_mm256_min_ps(g, most), _mm256_sub_ps(_mm256_setzero_ps(), most));
+    __m256 cubic = _mm256_fmadd_ps(_mm256_mul_ps(_mm256_mul_ps(h, h), h), _mm256_set1_ps(0.044715f), h);
+    return sigmoid8(_mm256_mul_ps(cubic, _mm256_set1_ps(1.59576912f)));
+}
+
+INLINE void gate_row(const RowJob *job, int64_t row, const int gelu) {
     const float *gate = job->x + row * 2 * job->width, *up = gate + job->width;
     float *y = job->y + row * job->width;
     for (int64_t i = 0; i < job->width; i += 8) {
         __m256 g = _mm256_loadu_ps(gate + i);
-        /* silu(g) = g / (1 + e^-g); with e^-|g| in [0, 1] nothing overflows. */
-        __m256 small = exp8(_mm256_min_ps(g, _mm256_sub_ps(zero, g)));
-        __m256 top = _mm256_blendv_ps(one, small, g);
-        __m256 s = _mm256_mul_ps(g, _mm256_div_ps(top, _mm256_add_ps(one, small)));
+        __m256 s = _mm256_mul_ps(g, gelu ? gelu_gate(g) : sigmoid8(g));
         _mm256_storeu_ps(y + i, _mm256_mul_ps(s, _mm256_loadu_ps(up + i)));
     }
     if (job->to.q) round_row(y, job->width, row, job->to);
+}
+
+static void silu_mul_task(const void *given, int64_t row, int worker) {
+    (void)worker;
+    gate_row(given, row, 0);
+}
+
+static void gelu_mul_task(const void *given, int64_t row, int worker) {
+    (void)worker;
+    gate_row(given, row, 1);
 }
 
 void add_rounding(Program *program, const float *x, int64_t x_stride, int64_t rows, int64_t width, Rounded to) {
@@ -123,5 +143,14 @@ NORIA_API int64_t noria_silu_mul(const float *gate_up, int64_t rows, int64_t wid
                                  int threads) {
     Program program = {.memory = scratch};
     add_silu_mul(&program, gate_up, rows, width, y, NOT_ROUNDED);
+    return run(&program, rows < 8 ? 1 : threads);
+}
+
+/* The same with gelu in its tanh form. */
+NORIA_API int64_t noria_gelu_mul(const float *gate_up, int64_t rows, int64_t width, float *y, void *scratch,
+                                 int threads) {
+    Program program = {.memory = scratch};
+    const RowJob job = {.x = gate_up, .y = y, .width = width};
+    ADD_PHASE(&program, gelu_mul_task, job, rows);
     return run(&program, rows < 8 ? 1 : threads);
 }

@@ -1,6 +1,6 @@
 /* y = x W^T: linear layers on packed weights (packed.h).
  *
- * Weights of floats and halves: float32 arithmetic, products added in the order of the inputs.
+ * Weights of floats, halves and bfloats: float32 arithmetic, products added in the order of the inputs.
  *
  * Weights of integers: x is rounded to 16 bits in groups of 32 channels, each with a scale of its own, so that two
  * products are one instruction, and the sum over a group is exact whatever its order; it is scaled in float32, and
@@ -21,13 +21,16 @@ typedef struct {
 
 typedef __m256 Sums[MOST_ROWS][2]; /* of rows, of the panel's outputs 0 .. 7 and 8 .. 15 */
 
+INLINE __m256 load_floats(const int kind, const uint8_t *w) {
+    return kind == F32 ? _mm256_loadu_ps((const float *)w) : kind == F16 ? half8(w) : bfloat8(w);
+}
+
 INLINE void multiply_floats(const Product *job, const int kind, const int R, const uint8_t *w, int64_t row, Sums sums) {
     const float *x = job->x + row * job->x_stride;
     const int64_t x_stride = job->x_stride;
     for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = _mm256_setzero_ps();
     for (int64_t k = 0; k < job->in; k++, w += group_bytes(kind)) {
-        const __m256 w0 = kind == F32 ? _mm256_loadu_ps((const float *)w) : half8(w);
-        const __m256 w1 = kind == F32 ? _mm256_loadu_ps((const float *)w + 8) : half8(w + 16);
+        const __m256 w0 = load_floats(kind, w), w1 = load_floats(kind, w + group_bytes(kind) / 2);
 #pragma GCC unroll 6
         for (int r = 0; r < R; r++) {
             const __m256 value = _mm256_broadcast_ss(x + r * x_stride + k);
@@ -166,10 +169,10 @@ INLINE void blocks(const Product *job, const int kind, int64_t row, int64_t end,
                                                         int64_t last) {                                                \
         blocks(job, KIND, row, end, first, last);                                                                      \
     }
-BLOCKS(F32) BLOCKS(F16) BLOCKS(Q4) BLOCKS(Q8) BLOCKS(Q4_F32) BLOCKS(Q8_16)
+BLOCKS(F32) BLOCKS(F16) BLOCKS(BF16) BLOCKS(Q4) BLOCKS(Q8) BLOCKS(Q4_F32) BLOCKS(Q8_16)
 
 static void (*const BLOCKS_OF[])(const Product *, int64_t, int64_t, int64_t, int64_t) = {
-    blocks_F32, blocks_F16, blocks_Q4, blocks_Q8, blocks_Q4_F32, blocks_Q8_16};
+    blocks_F32, blocks_F16, blocks_BF16, blocks_Q4, blocks_Q8, blocks_Q4_F32, blocks_Q8_16};
 
 INLINE int64_t panels_of(int64_t out) { return (out + PANEL - 1) / PANEL; }
 

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from noria.kernels.cpu.library import Unavailable
 from noria.kernels.cpu.structs import Batch, Layer, Linear, Pools, Segment
+from noria.kernels.layers import LayerWeights
 from noria.kernels.layout import RaggedLayout
-from noria.kernels.ops import LayerWeights
+from noria.kernels.ops import Scores
 from noria.kernels.pools import KVPools
 from noria.kernels.weights import GroupedWeight, Weight
 
@@ -28,7 +29,7 @@ PAGE = 16
 QUERIES_AT_ONCE = 16
 """Queries of a prompt in one piece of work: enough that keys are read seldom, few enough to spread over threads."""
 
-F32, F16, Q4, Q8, Q4_F32, Q8_16 = range(6)  # as in packed.h
+F32, F16, BF16, Q4, Q8, Q4_F32, Q8_16 = range(7)  # as in packed.h
 
 
 def check_sizes(hidden_size: int, head_dim: int, ffn_size: int, block_size: int) -> None:
@@ -164,7 +165,7 @@ class NativeOps:
         return NativePools(keys, values, block_size, num_kv_heads, head_dim, (Pools * num_layers)(*records))
 
     def plan_step(
-        self, layout: RaggedLayout, positions: Tensor, angles: Tensor, kv: KVPools, num_heads: int, scale: float
+        self, layout: RaggedLayout, positions: Tensor, angles: Tensor, kv: KVPools, num_heads: int, scores: Scores
     ) -> StepPlan:
         starts: list[int] = layout.query_start.tolist()
         lengths: list[int] = layout.kv_lens.tolist()
@@ -197,7 +198,9 @@ class NativeOps:
             num_kv_heads=kv.num_kv_heads,
             head_dim=kv.head_dim,
             half=kv.keys[0].dtype == torch.float16,
-            scale=scale,
+            scale=scores.scale,
+            window=scores.window,
+            softcap=scores.softcap,
         )
         return StepPlan(batch, tensors)
 
@@ -225,17 +228,21 @@ class NativeOps:
         self._run("noria_silu_mul", gate_up.data_ptr(), rows, width, out.data_ptr())
         return out
 
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        rows, width = len(gate_up), gate_up.shape[1] // 2
+        out = torch.empty(rows, width)
+        self._run("noria_gelu_mul", gate_up.data_ptr(), rows, width, out.data_ptr())
+        return out
+
     # --- the stack ------------------------------------------------------------------------------------------------
 
     def pack_layers(self, layers: Sequence[LayerWeights]) -> PackedLayers:
-        records = [
-            Layer(
-                layer.attention_norm.data_ptr(),
-                layer.ffn_norm.data_ptr(),
-                *(packed.record for packed in (layer.qkv, layer.output, layer.gate_up, layer.down)),
-            )
-            for layer in layers
-        ]
+        records = []
+        for layer in layers:
+            assert layer.attention_norm is not None and layer.ffn_norm is not None
+            norms = (layer.attention_norm.weight.data_ptr(), layer.ffn_norm.weight.data_ptr())
+            linears = (layer.qkv, layer.output, layer.gate_up, layer.down)
+            records.append(Layer(*norms, *(packed.record for packed in linears)))
         return PackedLayers((Layer * len(records))(*records), list(layers))
 
     def run_layers(self, x: Tensor, layers: PackedLayers, eps: float, kv: NativePools, plan: StepPlan) -> Tensor:
@@ -250,13 +257,15 @@ def _at(kv: NativePools, layer: int) -> int:
 
 
 def _kind(weight: Weight) -> int:
-    """How a weight is kept: as its file has it; floats as halves where that changes none of them."""
+    """How a weight is kept: as its file has it; floats in two bytes where that changes none of them."""
     if isinstance(weight, GroupedWeight):
         if weight.minimum is not None:
             return Q4 if weight.half_scales else Q4_F32
         return Q8 if weight.half_scales and weight.group_size == 32 else Q8_16
-    as_halves = weight.to(torch.float16)
-    return F16 if bool((as_halves.to(weight.dtype) == weight).all()) else F32
+    for kind, dtype in ((F16, torch.float16), (BF16, torch.bfloat16)):
+        if torch.equal(weight.to(dtype).to(weight.dtype), weight):
+            return kind
+    return F32
 
 
 def _regrouped(weight: GroupedWeight, kind: int) -> tuple[Tensor, Tensor, Tensor | None]:

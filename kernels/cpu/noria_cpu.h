@@ -20,7 +20,7 @@ enum { PANEL = 16, PAGE = 16, GROUP = 32 };
 /* One piece of a phase's work, done by thread `worker` (0, 1, ...). */
 typedef void Task(const void *job, int64_t index, int worker);
 
-enum { JOB_BYTES = 192 };
+enum { JOB_BYTES = 256 };
 
 /* Pieces 0 .. count - 1 of one kind of work, in any order. A phase begins when all of the one before are done. */
 typedef struct Phase {
@@ -80,8 +80,10 @@ typedef struct {
     const float *cos_sin;       /* [positions, D]: cosines, then sines, of a position's angles */
     int64_t table_width, num_tasks, num_tokens, longest;
     int64_t num_heads, num_kv_heads, head_dim;
-    int64_t half; /* whether the pools hold halves */
-    double scale; /* of the scores */
+    int64_t half;   /* whether the pools hold halves */
+    int64_t window; /* a query sees the last so many keys; 0: all */
+    double scale;   /* of the scores */
+    double softcap; /* scores become softcap * tanh(s / softcap); 0: they stay */
 } Batch;
 
 /* A layer's pools: keys [pages, Hk, D, 16], values [pages, Hk, 16, D]. */
@@ -119,6 +121,11 @@ void round_row(const float *x, int64_t width, int64_t row, Rounded to);
 
 INLINE __m256 half8(const void *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
 
+/* The upper half of a float. */
+INLINE __m256 bfloat8(const void *p) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16));
+}
+
 INLINE uint16_t to_half(float value) { return (uint16_t)_mm_extract_epi16(_mm_cvtps_ph(_mm_set_ss(value), 0), 0); }
 
 /* e^x for x <= 0 and -inf (0): 2^n * 2^f with a polynomial of degree 6 on |f| <= 1/2 * ln 2; error below 2 ulp. */
@@ -138,6 +145,13 @@ INLINE __m256 exp8(__m256 x) {
     p = _mm256_fmadd_ps(_mm256_mul_ps(f, f), p, _mm256_add_ps(f, _mm256_set1_ps(1.0f)));
     __m256i bits = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
     return _mm256_and_ps(_mm256_mul_ps(p, _mm256_castsi256_ps(bits)), live);
+}
+
+/* tanh x = (1 - e) / (1 + e) with e = e^(-2 |x|), and the sign of x: nothing overflows. */
+INLINE __m256 tanh8(__m256 x) {
+    const __m256 one = _mm256_set1_ps(1.0f), sign = _mm256_and_ps(x, _mm256_set1_ps(-0.0f));
+    const __m256 e = exp8(_mm256_mul_ps(_mm256_or_ps(x, _mm256_set1_ps(-0.0f)), _mm256_set1_ps(2.0f)));
+    return _mm256_or_ps(_mm256_div_ps(_mm256_sub_ps(one, e), _mm256_add_ps(one, e)), sign);
 }
 
 INLINE float sum8(__m256 v) {

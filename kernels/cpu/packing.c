@@ -1,11 +1,26 @@
 /* Weights into packed.h's layout, and rows of it back as floats. */
 #include "packed.h"
+#include <string.h>
 
 NORIA_API int64_t noria_packed_bytes(int kind, int64_t out, int64_t in) {
     return (out + PANEL - 1) / PANEL * panel_bytes(kind, in);
 }
 
-/* Rows [first, first + rows) of a float32 weight into their places; `kind` is F32 or F16. `packed` was zeroed. */
+INLINE uint16_t upper_half(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return (uint16_t)(bits >> 16);
+}
+
+INLINE float from_upper_half(uint16_t half) {
+    const uint32_t bits = (uint32_t)half << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* Rows [first, first + rows) of a float32 weight into their places; `kind` is F32, F16 or BF16, which must hold them: nothing is
+ * rounded here but to halves. `packed` was zeroed. */
 NORIA_API void noria_pack_floats(int kind, const float *weight, int64_t first, int64_t rows, int64_t in, void *packed) {
     for (int64_t r = 0; r < rows; r++) {
         int64_t o = first + r;
@@ -15,7 +30,7 @@ NORIA_API void noria_pack_floats(int kind, const float *weight, int64_t first, i
             if (kind == F32)
                 ((float *)panel)[k * PANEL + o % PANEL] = value;
             else
-                ((uint16_t *)panel)[k * PANEL + o % PANEL] = to_half(value);
+                ((uint16_t *)panel)[k * PANEL + o % PANEL] = kind == F16 ? to_half(value) : upper_half(value);
         }
     }
 }
@@ -63,7 +78,8 @@ NORIA_API void noria_rows(int kind, const void *data, int64_t in, const int64_t 
         const uint8_t *at = (const uint8_t *)data + ids[t] / PANEL * panel_bytes(kind, in);
         for (int64_t g = 0; g < in / group; g++, at += group_bytes(kind)) {
             if (!is_grouped(kind)) {
-                y[g] = kind == F32 ? ((const float *)at)[o] : _cvtsh_ss(((const uint16_t *)at)[o]);
+                const uint16_t half = ((const uint16_t *)at)[o];
+                y[g] = kind == F32 ? ((const float *)at)[o] : kind == F16 ? _cvtsh_ss(half) : from_upper_half(half);
                 continue;
             }
             const int halves = kind == Q4 || kind == Q8;

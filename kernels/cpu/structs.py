@@ -33,8 +33,9 @@ class Batch(ctypes.Structure):
         *((name, c_void_p) for name in ("query_start", "kv_lens", "block_table", "tasks")),
         *((name, c_void_p) for name in ("positions", "slots", "cos_sin")),
         *((name, c_int64) for name in ("table_width", "num_tasks", "num_tokens", "longest")),
-        *((name, c_int64) for name in ("num_heads", "num_kv_heads", "head_dim", "half")),
+        *((name, c_int64) for name in ("num_heads", "num_kv_heads", "head_dim", "half", "window")),
         ("scale", c_double),
+        ("softcap", c_double),
     )
 
 

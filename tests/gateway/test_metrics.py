@@ -26,8 +26,9 @@ def stats_of_distinct_figures() -> EngineStats:
 
 def test_every_figure_of_an_engine_is_shown_under_a_name_in_style() -> None:
     stats = stats_of_distinct_figures()
-    metrics = GatewayMetrics(lambda: [ModelStatus(CARD, {"e1": stats}, {"default": 3})])
+    metrics = GatewayMetrics(lambda: [ModelStatus(CARD, {"e1": stats}, {"default": 3}, 700)])
     families = {f.name: f for f in text_string_to_metric_families(metrics.render().decode())}
+    assert families["noria_queue_tokens"].samples[0].value == 700
     ours = {name: family for name, family in families.items() if name.startswith("noria_engine_")}
     for name, family in ours.items():
         assert family.documentation and all(s.labels["engine"] == "e1" for s in family.samples)

@@ -14,6 +14,7 @@ import httpx
 import pytest
 import redis
 
+from bench.store import find_binary
 from noria.engine.wire.connection import BrokerUnavailable, Store
 from noria.gateway.config import GatewaySettings
 from noria.probe import probe
@@ -46,14 +47,25 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def _write_rules(folder: Path) -> None:
+    digest = hashlib.sha256(PASSWORD.encode()).hexdigest()
+    rules = [line for line in ACL.read_text().splitlines() if line.startswith("user ")]
+    (folder / "users.acl").write_text("\n".join(rules).replace("PASSWORD_SHA256", digest) + "\n")
+
+
+def _answers(store: Store) -> bool:
+    try:
+        return store.run(("PING",)) == [b"PONG"]
+    except BrokerUnavailable:
+        return False
+
+
 @pytest.fixture(scope="module")
 def secure_store(authority: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """A Redis that speaks TLS only, asks for a certificate, and knows the user of deploy/redis/users.acl only."""
     folder, port = tmp_path_factory.mktemp("secure"), free_port()
     cert, key = certificate(authority, "store")
-    digest = hashlib.sha256(PASSWORD.encode()).hexdigest()
-    rules = [line for line in ACL.read_text().splitlines() if line.startswith("user ")]
-    (folder / "users.acl").write_text("\n".join(rules).replace("PASSWORD_SHA256", digest) + "\n")
+    _write_rules(folder)
     options = f"--port 0 --tls-port {port} --tls-cert-file {cert} --tls-key-file {key} --tls-auth-clients yes"
     options += (
         f" --tls-ca-cert-file {authority}/ca.crt --aclfile {folder}/users.acl --bind 127.0.0.1 --save  --dir {folder}"
@@ -76,13 +88,7 @@ def secure(secure_store: int, authority: Path) -> GatewaySettings:
         redis_url=f"rediss://noria@127.0.0.1:{secure_store}/0",
     )
 
-    def answers() -> bool:
-        try:
-            return Store(settings.redis_url).run(("PING",)) == [b"PONG"]
-        except BrokerUnavailable:
-            return False
-
-    eventually(answers)
+    eventually(lambda: _answers(Store(settings.redis_url)))
     return settings
 
 
@@ -111,6 +117,30 @@ def test_more_is_refused(secure, command):
     with pytest.raises(BrokerUnavailable, match=r"NOPERM|permission"):
         store.run(command)
     store.close()
+
+
+@pytest.mark.parametrize("kind", ["redis", "valkey"])
+def test_old_and_new_servers_read_the_rules(kind, tmp_path):
+    """WAITAOF is not known to Redis 7.0, and what newer ones have, changes to tenants wait with."""
+    port = free_port()
+    _write_rules(tmp_path)
+    options = f"--port {port} --aclfile {tmp_path}/users.acl --appendonly yes --bind 127.0.0.1 --save  --dir {tmp_path}"
+    process = subprocess.Popen([find_binary(kind), *options.split(" ")], stdout=subprocess.DEVNULL)
+    store = Store(f"redis://noria:{PASSWORD}@127.0.0.1:{port}/0")
+    try:
+        eventually(lambda: process.poll() is None and _answers(store))
+        (version,) = (
+            line for line in store.run(("INFO",))[0].decode().splitlines() if line.startswith("redis_version")
+        )
+        if version >= "redis_version:7.2":
+            assert store.run(("SET", "noria:x", 1), ("WAITAOF", 1, 0, 5000))[1] == [1, 0]
+        for refused in (("CLIENT", "LIST"), ("CLIENT", "PAUSE", 1), ("ACL", "LIST"), ("MODULE", "LIST")):
+            with pytest.raises(BrokerUnavailable, match=r"NOPERM|no permissions"):
+                store.run(refused)
+    finally:
+        store.close()
+        process.terminate()
+        process.wait(10)
 
 
 def test_a_store_that_nobody_vouches_for_is_not_talked_to(secure, secure_store, authority):

@@ -12,6 +12,7 @@ import triton
 from bench.kernels_gpu import Batch, error_of, prepare
 from noria.kernels import reference
 from noria.kernels.layout import RaggedLayout
+from noria.kernels.ops import Scores
 from noria.kernels.triton_ops import TritonOps
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
@@ -40,7 +41,7 @@ def test_a_pool_may_hold_more_than_two_to_the_31_numbers() -> None:
         pool[-blocks:].normal_()
     q = torch.randn(3, 32, 128, dtype=torch.float16, device=GPU)
     layout = RaggedLayout.build([(60, 1, last), (50, 2, last)], 1, 16)
-    plan = ops.plan_step(layout, torch.zeros(3, dtype=torch.int64), torch.zeros(1, 128), kv, 32, 0.1)
+    plan = ops.plan_step(layout, torch.zeros(3, dtype=torch.int64), torch.zeros(1, 128), kv, 32, Scores(0.1))
     actual = ops.ragged_attention(q, kv, 0, plan).view(q.shape).cpu().double()
     near = RaggedLayout.build([(60, 1, [0, 1, 2, 3]), (50, 2, [0, 1, 2, 3])], 1, 16)
     pools = (kv.keys[0][-blocks:].cpu(), kv.values[0][-blocks:].cpu())
@@ -65,7 +66,7 @@ def test_no_batch_compiles_anything_new_after_a_warm_up(compiles: list[str]) -> 
     def step(rows: list[tuple[int, int]], decode_rows: int) -> None:
         layout = RaggedLayout.build([(*row, list(range(-(-sum(row) // 16)))) for row in rows], decode_rows, 16)
         positions = torch.tensor([computed + i for computed, new in rows for i in range(new)])
-        plan = ops.plan_step(layout, positions, torch.ones(2048, 64), kv, 6, 0.1)
+        plan = ops.plan_step(layout, positions, torch.ones(2048, 64), kv, 6, Scores(0.1))
         qkv = torch.randn(len(positions), 10 * 64, dtype=torch.bfloat16, device=GPU)
         ops.silu_mul(ops.ragged_attention(ops.rope_write_kv(qkv, kv, 0, plan), kv, 0, plan))
 

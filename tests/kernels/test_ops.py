@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -17,9 +18,9 @@ from torch import Tensor
 from noria.kernels import reference
 from noria.kernels.choice import Sizes, choose
 from noria.kernels.cpu import library, native_ops
-from noria.kernels.layers import run_layers
+from noria.kernels.layers import LayerForm, LayerWeights, Norm, run_layers
 from noria.kernels.layout import RaggedLayout
-from noria.kernels.ops import LayerWeights, Ops
+from noria.kernels.ops import Ops, Scores
 from noria.kernels.pools import KVPools, kv_bytes_per_block
 from noria.kernels.torch_ops import TorchOps
 from noria.kernels.weights import GroupedWeight
@@ -44,9 +45,9 @@ def pools_with(ops: Ops, keys: Tensor, values: Tensor, dtype: torch.dtype = torc
     return kv
 
 
-def attend(ops: Ops, q: Tensor, kv: KVPools, layout: RaggedLayout) -> Tensor:
-    positions = torch.zeros(len(q), dtype=torch.int64)
-    plan = ops.plan_step(layout, positions, torch.zeros(1, q.shape[2]), kv, q.shape[1], q.shape[2] ** -0.5)
+def attend(ops: Ops, q: Tensor, kv: KVPools, layout: RaggedLayout, window: int = 0, softcap: float = 0.0) -> Tensor:
+    positions, scores = torch.zeros(len(q), dtype=torch.int64), Scores(q.shape[2] ** -0.5, window, softcap)
+    plan = ops.plan_step(layout, positions, torch.zeros(1, q.shape[2]), kv, q.shape[1], scores)
     return ops.ragged_attention(q, kv, 0, plan).view(q.shape)
 
 
@@ -55,9 +56,11 @@ def attend(ops: Ops, q: Tensor, kv: KVPools, layout: RaggedLayout) -> Tensor:
     ragged_lengths(),
     st.sampled_from([(4, 4, 32), (9, 3, 64), (4, 1, 80), (16, 2, 128), (5, 1, 72), (8, 1, 8)]),
     st.sampled_from(["torch", "native", "native halves"]),
+    st.sampled_from([0, 0, 1, 5, 16, 40]),
+    st.sampled_from([0.0, 0.0, 0.5]),
 )
 def test_attention_equals_the_reference_and_reads_no_foreign_slot(
-    ragged: tuple[list[tuple[int, int]], int], heads: tuple[int, int, int], backend: str
+    ragged: tuple[list[tuple[int, int]], int], heads: tuple[int, int, int], backend: str, window: int, softcap: float
 ) -> None:
     (lengths, decode_rows), (query_heads, kv_heads, dim) = ragged, heads
     rows, num_blocks = make_rows(lengths)
@@ -67,9 +70,11 @@ def test_attention_equals_the_reference_and_reads_no_foreign_slot(
         k_pool, v_pool = k_pool.half().float(), v_pool.half().float()
     layout = RaggedLayout.build(rows, decode_rows, BLOCK_SIZE)
     q = torch.randn(sum(new for _, new in lengths), query_heads, dim, generator=torch.Generator().manual_seed(3))
-    expected = reference.ragged_attention(q, k_pool, v_pool, layout, dim**-0.5, dtype=torch.float64)
+    expected = reference.ragged_attention(
+        q, k_pool, v_pool, layout, dim**-0.5, window=window, softcap=softcap, dtype=torch.float64
+    )
     kv = pools_with(BACKENDS[name], k_pool, v_pool, torch.float16 if halves else torch.float32)
-    actual = attend(BACKENDS[name], q, kv, layout)
+    actual = attend(BACKENDS[name], q, kv, layout, window, softcap)
     assert actual.dtype == q.dtype
     torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=2e-6)
 
@@ -83,8 +88,8 @@ def test_reference_attention_of_one_key_is_its_value() -> None:
     torch.testing.assert_close(attended[0], value.repeat_interleave(2, dim=0))
 
 
-@pytest.mark.parametrize("block_size", [16, 32, 48])
-def test_native_attention_has_the_same_bits_however_the_rows_are_cut(block_size: int) -> None:
+@pytest.mark.parametrize(("block_size", "window"), [(16, 0), (32, 0), (48, 0), (16, 20), (32, 3)])
+def test_native_attention_has_the_same_bits_however_the_rows_are_cut(block_size: int, window: int) -> None:
     """As one prompt, in chunks, token by token, alone and among others."""
     ops, length, width = BACKENDS["native"], 70, (9 + 2 * 3) * 64
     qkv = torch.randn(length, width, generator=torch.Generator().manual_seed(5))
@@ -97,7 +102,7 @@ def test_native_attention_has_the_same_bits_however_the_rows_are_cut(block_size:
             rows = [(start, end - start, blocks)] + ([(start, end - start, [b + 10 for b in blocks])] if mate else [])
             layout = RaggedLayout.build(rows, len(rows) if decode else 0, block_size)
             positions = torch.arange(start, end).repeat(len(rows))
-            plan = ops.plan_step(layout, positions, angles, kv, 9, 0.125)
+            plan = ops.plan_step(layout, positions, angles, kv, 9, Scores(0.125, window))
             q = ops.rope_write_kv(qkv[start:end].repeat(len(rows), 1), kv, 0, plan)
             out.append(ops.ragged_attention(q, kv, 0, plan)[: end - start])
         return torch.cat(out)
@@ -118,8 +123,8 @@ def test_a_decode_row_has_the_same_bits_alone_and_among_others() -> None:
 
 _SAME_BITS = """
 import torch
-from noria.kernels.layers import run_layers
 from noria.kernels.layout import RaggedLayout
+from noria.kernels.ops import Scores
 from noria.kernels.torch_attention import plan_attention, ragged_attention
 
 lengths = [38, 1, 501, 41, 512, 65, 64, 701, 10]
@@ -127,10 +132,10 @@ rows = [(length - 1, 1, list(range(45 * index, 45 * index + 45))) for index, len
 keys, values = torch.randn(45 * len(rows), 16, 3, 64), torch.randn(45 * len(rows), 16, 3, 64)
 q = torch.randn(len(rows), 9, 64)
 plan = plan_attention(RaggedLayout.build(rows, len(rows), 16), keys)
-together = ragged_attention(q, keys, values, plan, 0.125)
+together = ragged_attention(q, keys, values, plan, Scores(0.125))
 for index, row in enumerate(rows):
     plan = plan_attention(RaggedLayout.build([row], 1, 16), keys)
-    alone = ragged_attention(q[index : index + 1], keys, values, plan, 0.125)
+    alone = ragged_attention(q[index : index + 1], keys, values, plan, Scores(0.125))
     print(torch.equal(alone[0], together[index]))
 """
 
@@ -152,7 +157,7 @@ def test_keys_are_rotated_and_found_where_the_layout_says(ops: Ops) -> None:
     q, k, v = reference.rope(heads[:, :4], *turned), reference.rope(heads[:, 4:6], *turned), heads[:, 6:].clone()
     keys, values = torch.zeros(num_blocks, BLOCK_SIZE, 2, 16), torch.zeros(num_blocks, BLOCK_SIZE, 2, 16)
     reference.write_kv(k, v, keys, values, layout.slot_mapping)
-    found = ops.rope_write_kv(qkv.clone(), kv, 0, ops.plan_step(layout, positions, table, kv, 4, 1.0))
+    found = ops.rope_write_kv(qkv.clone(), kv, 0, ops.plan_step(layout, positions, table, kv, 4, Scores(1.0)))
     torch.testing.assert_close(found, q)
     wanted = pools_with(ops, keys, values)
     torch.testing.assert_close(kv.keys[0], wanted.keys[0])
@@ -165,8 +170,12 @@ def test_elementwise_operations_equal_the_reference(ops: Ops, rows: int) -> None
     x, weight = torch.randn(rows, 96) * 3, torch.randn(96)
     torch.testing.assert_close(ops.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))
     torch.testing.assert_close(ops.silu_mul(x), reference.silu_mul(x))
+    gelu = F.gelu(x[:, :48], approximate="tanh") * x[:, 48:]
+    torch.testing.assert_close(ops.gelu_mul(x), gelu, rtol=1e-5, atol=1e-6)
     extreme = torch.tensor([[-1e30, -200.0, -87.4, -1e-30, 0.0, 1e-30, 88.0, 1e30] + [1.0] * 8])
     torch.testing.assert_close(ops.silu_mul(extreme), reference.silu_mul(extreme))
+    gelu = F.gelu(extreme[:, :8], approximate="tanh")
+    torch.testing.assert_close(ops.gelu_mul(extreme), gelu, rtol=1e-5, atol=1e-30)
 
 
 def grouped(kind: str, out: int, width: int) -> GroupedWeight:
@@ -187,11 +196,11 @@ def weight_of(kind: str, out: int, width: int) -> Tensor | GroupedWeight:
     if kind.startswith("q"):
         return grouped(kind, out, width)
     weight = torch.randn(out, width, generator=torch.Generator().manual_seed(out))
-    return weight.half().float() if kind == "halves" else weight
+    return weight.to({"floats": torch.float32, "halves": torch.float16, "bfloats": torch.bfloat16}[kind]).float()
 
 
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("kind", ["floats", "halves", "q4_1", "q8_0", "q4_k", "q6_k"])
+@pytest.mark.parametrize("kind", ["floats", "halves", "bfloats", "q4_1", "q8_0", "q4_k", "q6_k"])
 def test_a_linear_row_has_the_same_bits_alone_and_among_others(ops: Ops, kind: str, bias: bool) -> None:
     parts = [weight_of(kind, 120, 96), weight_of(kind, 83, 96), weight_of("q8_0", 20, 96)]
     offset = torch.randn(223) if bias else None
@@ -210,15 +219,15 @@ def test_a_linear_row_has_the_same_bits_alone_and_among_others(ops: Ops, kind: s
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-@pytest.mark.parametrize("kind", ["floats", "halves", "q4_1", "q6_k"])
+@pytest.mark.parametrize("kind", ["floats", "halves", "bfloats", "q4_1", "q6_k"])
 def test_layers_in_one_call_have_the_bits_of_their_operations(kind: str, threads: int) -> None:
     ops, hidden, ffn, dim = choose("native", Sizes(64, 32, 96, BLOCK_SIZE), threads), 64, 96, 32
     layers = [
         LayerWeights(
-            torch.randn(hidden),
+            Norm(torch.randn(hidden)),
             ops.pack_linear([weight_of(kind, 4 * dim, hidden), weight_of("q8_0", 2 * dim, hidden)], torch.randn(192)),
             ops.pack_linear([weight_of(kind, hidden, 2 * dim)]),
-            torch.randn(hidden),
+            Norm(torch.randn(hidden)),
             ops.pack_linear([weight_of(kind, 2 * ffn, hidden)]),
             ops.pack_linear([weight_of(kind, hidden, ffn)], torch.randn(hidden)),
         )
@@ -231,9 +240,9 @@ def test_layers_in_one_call_have_the_bits_of_their_operations(kind: str, threads
     outputs = []
     for composed in (False, True):
         kv = ops.new_kv_pools(3, num_blocks, BLOCK_SIZE, 2, dim, torch.float16)
-        plan = ops.plan_step(layout, positions, angles, kv, 2, 0.125)
+        plan = ops.plan_step(layout, positions, angles, kv, 2, Scores(0.125))
         if composed:
-            outputs.append(run_layers(ops, x.clone(), layers, 1e-5, kv, plan))
+            outputs.append(run_layers(ops, x.clone(), layers, LayerForm(1e-5), kv, [plan] * 3))
         else:
             outputs.append(ops.run_layers(x.clone(), ops.pack_layers(layers), 1e-5, kv, plan))
     assert torch.equal(*outputs) and bool(outputs[0].isfinite().all())
@@ -247,7 +256,7 @@ def test_what_is_no_number_stays_so(ops: Ops) -> None:
     assert product[0].isfinite().all() and not product[1:3].isfinite().any() and not product[3].any()
 
 
-@pytest.mark.parametrize("kind", ["floats", "halves", "q4_1", "q8_0", "q4_k", "q6_k"])
+@pytest.mark.parametrize("kind", ["floats", "halves", "bfloats", "q4_1", "q8_0", "q4_k", "q6_k"])
 def test_rows_of_a_table_are_its_values(ops: Ops, kind: str) -> None:
     weight = weight_of(kind, 83, 96)
     floats = weight.floats() if isinstance(weight, GroupedWeight) else weight

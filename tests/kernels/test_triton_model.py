@@ -14,8 +14,8 @@ from noria.engine.models.load import load
 from noria.engine.models.source import resolve
 from noria.engine.wire.messages import SamplingParams
 from noria.kernels.choice import Sizes, choose
-from noria.kernels.layers import run_layers
-from noria.kernels.ops import Ops
+from noria.kernels.layers import LayerForm, run_layers
+from noria.kernels.ops import Ops, Scores
 from noria.kernels.torch_ops import TorchOps
 from noria.kernels.triton_ops import TritonOps
 from tests.kernels.triton_rows import DEVICE
@@ -57,10 +57,14 @@ def test_fused_layers_have_the_bits_of_their_operations(models: list[Decoder]) -
     model, outputs = models[1], []
     batch, ops = flatten(mixed_step(), 16), model.ops
     x = torch.randn(len(batch.token_ids), model.spec.hidden_size, device=DEVICE)
-    for run in (ops.run_layers, lambda *arguments: run_layers(ops, *arguments)):
+    for composed in (False, True):
         kv = ops.new_kv_pools(2, 6, 16, model.spec.num_kv_heads, model.spec.head_dim, torch.float32)
-        plan = ops.plan_step(batch.layout, batch.positions, torch.ones(20, model.spec.head_dim), kv, 4, 0.25)
-        outputs.append(run(x.clone(), model._weights.layers, 1e-5, kv, plan))
+        plan = ops.plan_step(batch.layout, batch.positions, torch.ones(20, model.spec.head_dim), kv, 4, Scores(0.25))
+        layers = model._weights.layers
+        if composed:
+            outputs.append(run_layers(ops, x.clone(), layers, LayerForm(1e-5), kv, [plan] * len(layers)))
+        else:
+            outputs.append(ops.run_layers(x.clone(), layers, 1e-5, kv, plan))
     assert torch.equal(*outputs) and bool(outputs[0].isfinite().all())
 
 

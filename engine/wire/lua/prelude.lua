@@ -1,5 +1,6 @@
 -- First lines of every pool script. KEYS[1] is the pool's prefix `noria:{pool}:`; it names the cluster slot, and
--- every key is made from it, so no script leaves its slot. Times are milliseconds on the server's clock.
+-- every key is made from it, so no script leaves its slot. No key is ever called so: a cluster that moves the slot
+-- misses it at both ends and refuses the script before it begins. Times are milliseconds on the server's clock.
 local pool = KEYS[1]
 local clock = redis.call('TIME')
 local now = tonumber(clock[1]) * 1000 + math.floor(tonumber(clock[2]) / 1000)

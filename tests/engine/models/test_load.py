@@ -106,11 +106,12 @@ def test_wrong_files_and_folders(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("field", "message"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, "architecture 'GPT2LMHeadModel' is not supported"),
+        ({"architectures": ["BloomForCausalLM"]}, "architecture 'BloomForCausalLM' is not supported"),
         ({"quantization_config": {"quant_method": "awq"}}, r"quantised checkpoints \(awq\)"),
-        ({"sliding_window": 128}, "sliding-window"),
-        ({"hidden_act": "gelu"}, "activation 'gelu'"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}}, "rope scaling 'yarn'"),
+        ({"sliding_window": 128}, "sliding_window = 128 is not supported"),
+        ({"hidden_act": "relu2"}, "activation 'relu2'"),
+        ({"rope_parameters": {"rope_type": "axial", "rope_theta": 1e4, "factor": 2.0}}, "rope scaling 'axial'"),
+        ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}}, r"config\.json: 'factor' is missing"),
         ({"hidden_size": "many"}, "config.json"),
         ({"num_hidden_layers": 2}, r"tensor model\.layers\.1\.input_layernorm\.weight is missing"),
         ({"vocab_size": 7}, r"has shape \[6, 16\], expected \[7, 16\]"),

@@ -28,6 +28,7 @@ from noria.engine.models.source import resolve
 from noria.engine.parallel import Indivisible, Parallel, head_shares, share, stage_layers
 from noria.kernels.choice import Sizes, choose
 from noria.kernels.layout import RaggedLayout
+from tests.engine.models.families import tiny_model
 
 # (tokens already computed, new ones, blocks): a step of two prompts, then one that decodes the first and reads on.
 STEPS = [([(0, 9, [0]), (0, 20, [1, 2])], 0), ([(9, 1, [0]), (20, 5, [1, 2])], 1)]
@@ -206,3 +207,19 @@ def test_a_model_that_cannot_be_divided_is_refused(tiny: SafetensorsCheckpoint) 
         Shares.of(tiny.spec(), Parallel(0, 4, 1))
     with pytest.raises(ModelError, match=r"--tp 1 --pp 5 does not fit this model: 4 layers"):
         Shares.of(tiny.spec(), Parallel(0, 1, 5))
+
+
+@pytest.mark.parametrize("name", ["gemma3", "mixtral", "gpt-neox", "gpt2", "phi4-mini", "granite"])
+def test_other_families_are_divided_alike(name: str, tmp_path: Path) -> None:
+    tiny_model(name).save_pretrained(tmp_path)
+    whole = SafetensorsCheckpoint(tmp_path)
+    expected = logits_of(whole, "native", Parallel(), None)
+    for tp, pp in [(2, 1), (1, 2)]:
+        for found, wanted in zip(run_ranks(whole, "native", tp, pp), expected, strict=True):
+            assert float((found - wanted).abs().max()) < 1e-5 * float(wanted.abs().max()), (tp, pp)
+
+
+def test_norms_over_all_heads_are_not_divided(tmp_path: Path) -> None:
+    tiny_model("olmo2").save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="--tp 2 does not fit this model: its norms go over the heads of all ranks"):
+        ShardedCheckpoint(SafetensorsCheckpoint(tmp_path), Parallel(0, 2, 1))

@@ -5,6 +5,7 @@ Knows the demo model's template and small ones written here.
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import msgspec
@@ -22,7 +23,8 @@ USER = {"role": "user", "content": "Hi"}
 
 
 def _template(source: str | None, **names: Any) -> ChatTemplate:
-    return ChatTemplate(TokenizerFiles("{}", source, "<s>", "</s>", False, names), max_rendered=100_000)
+    files = TokenizerFiles("{}", source, "<s>", "</s>", False, names)
+    return ChatTemplate(files, max_rendered=100_000, max_seconds=0.2)
 
 
 @pytest.fixture(scope="module")
@@ -197,6 +199,40 @@ def test_names_and_tags_of_the_hugging_face_dialect() -> None:
 def test_errors_say_why(source: str | None, said: str) -> None:
     with pytest.raises(TemplateError, match=said):
         _template(source).render([USER])
+
+
+LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% set c = a %}{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (LOOP, "longer than 0.2 s"),
+        (LOOP.replace("%}{% for b", "if a >= 0 %}{% for b"), "longer than 0.2 s"),
+        ("{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}", "than 0.2 s"),
+        ("{% for x in [[[1] * 999] * 999] * 999 recursive %}{{ loop(x) if x is iterable }}{% endfor %}", "than 0.2 s"),
+        ("{% set __noria_counted__ = 1 %}" + LOOP, "longer than 0.2 s"),
+        ("{% for i in range(10**9) %}{% endfor %}", "cannot render"),
+        ("{{ 'x' * 10**9 }}", "too long"),
+        ("{{ 10**9 * ['x'] }}", "too long"),
+        ("{{ 9 ** (9 ** 9) }}", "too large"),
+    ],
+)
+def test_no_template_holds_up_others_for_long(source: str, said: str) -> None:
+    template = _template("{% if not messages[0].probed %}{{ messages[0].content }}{% else %}" + source + "{% endif %}")
+    began = time.thread_time()
+    with pytest.raises(TemplateError, match=said):
+        template.render([{**USER, "probed": True}])
+    assert time.thread_time() - began < 2
+
+
+def test_a_loop_knows_its_length_and_its_ends(template: ChatTemplate) -> None:
+    source = "{% for m in messages %}{{ loop.length }}{{ loop.first }}{{ loop.last }} {% endfor %}"
+    lazy = source.replace("messages %}", "messages | selectattr('role') %}")
+    for each in (source, lazy):
+        assert _template(each).render([USER, USER]) == "2TrueFalse 2FalseTrue "
+    missing = "{% for m in nobody %}{{ m }}{% else %}none{% endfor %}"
+    assert _template(missing).render([USER]) == "none"
 
 
 def test_bad_requests_say_why(template: ChatTemplate) -> None:

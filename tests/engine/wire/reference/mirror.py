@@ -95,7 +95,8 @@ class Mirror:
     def _snapshot(self) -> list[object]:
         live = {e: lease.stats for e, lease in self.pool.leases.items() if lease.expires >= self.pool.now}
         by_expiry = sorted(live, key=lambda e: (self.pool.leases[e].expires, e))
-        return [_ANY, [field for engine in by_expiry for field in (engine, live[engine])], self.pool.depths()]
+        engines = [field for engine in by_expiry for field in (engine, live[engine])]
+        return [_ANY, engines, self.pool.depths(), sum(r.tokens for r in self.pool.waiting())]
 
     def _position(self, request_id: str) -> object:
         try:

@@ -1,0 +1,113 @@
+"""Every family against transformers on the same random weights in float32: prompts and decoded tokens, alone and in a
+ragged batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from noria.engine.models.build import Checkpoint, build_weights
+from noria.engine.models.decoder import Decoder
+from noria.engine.models.safetensors_checkpoint import SafetensorsCheckpoint
+from noria.kernels.choice import Sizes, choose
+from noria.kernels.layout import RaggedLayout
+from noria.kernels.pools import KVPools
+from tests.engine.models.families import CONFIGS, tiny_model
+
+BLOCK_SIZE, BLOCKS_PER_ROW = 16, 8
+DECODED = 20
+PROMPTS = [3, 40, 1, 90, 17, 65, 2, 31]  # tokens; on both sides of the windows and of the first lengths of rope
+TOLERANCE = 1e-4
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads that wait for each other are slow on cores that other work shares."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def decoder(checkpoint: Checkpoint, kernels: str, length: int = 512) -> Decoder:
+    spec = checkpoint.spec().for_length(length)
+    ops = choose(kernels, Sizes(spec.hidden_size, spec.head_dim, spec.ffn_size, BLOCK_SIZE), threads=1)
+    return Decoder(spec, build_weights(spec, checkpoint, ops), ops)
+
+
+def pools(model: Decoder, rows: int) -> KVPools:
+    spec, blocks = model.spec, rows * BLOCKS_PER_ROW
+    return model.ops.new_kv_pools(spec.num_layers, blocks, BLOCK_SIZE, spec.num_kv_heads, spec.head_dim, torch.float32)
+
+
+def step(model: Decoder, kv: KVPools, rows: list[tuple[int, int, list[int]]], num_decoded: int) -> Tensor:
+    """Logits of every token of rows (place of the row, tokens computed before, its new tokens)."""
+    num_rows = len(kv.keys[0]) // BLOCKS_PER_ROW
+    placed = [
+        (computed, len(ids), [block * num_rows + place for block in range(-(-(computed + len(ids)) // BLOCK_SIZE))])
+        for place, computed, ids in rows
+    ]
+    token_ids = torch.tensor([token for _, _, ids in rows for token in ids])
+    positions = torch.cat([torch.arange(computed, computed + len(ids)) for _, computed, ids in rows])
+    layout = RaggedLayout.build(placed, num_decoded, BLOCK_SIZE)
+    return model.forward(token_ids, positions, kv, layout, torch.arange(len(token_ids)))
+
+
+def texts(lengths: list[int], vocab_size: int = 300) -> list[list[int]]:
+    """Prompts of these lengths with the tokens that are decoded after them."""
+    noise = torch.Generator().manual_seed(7)
+    return [torch.randint(3, vocab_size, (length + DECODED,), generator=noise).tolist() for length in lengths]
+
+
+def expected(reference: Any, text: list[int]) -> Tensor:
+    with torch.inference_mode():
+        logits: Tensor = reference(torch.tensor([text])).logits[0]
+    return logits
+
+
+def run(model: Decoder, rows: list[list[int]], *, chunk: int = 0) -> list[Tensor]:
+    """Logits of every token of each text: its prompt in one step (or in chunks), then DECODED tokens one at a time."""
+    kv, found = pools(model, len(rows)), [[] for _ in rows]  # type: ignore[var-annotated]
+    starts = [0] * len(rows)
+    prompts = [len(row) - DECODED for row in rows]
+    while any(start < len(row) for start, row in zip(starts, rows, strict=True)):
+        # Decode rows first; rows whose prompts are short decode beside the chunks of the long ones.
+        ready = [i for i, row in enumerate(rows) if prompts[i] <= starts[i] < len(row)]
+        reading = [i for i in range(len(rows)) if starts[i] < prompts[i]]
+        ends = {i: starts[i] + 1 for i in ready} | {i: min(prompts[i], starts[i] + (chunk or 999)) for i in reading}
+        logits = step(model, kv, [(i, starts[i], rows[i][starts[i] : ends[i]]) for i in ends], len(ready))
+        for i, part in zip(ends, logits.split([ends[i] - starts[i] for i in ends]), strict=True):
+            found[i].append(part)
+            starts[i] = ends[i]
+    return [torch.cat(parts) for parts in found]
+
+
+def check(model: Decoder, reference: Any, lengths: list[int], **options: int) -> None:
+    rows = texts(lengths)
+    for row, logits in zip(rows, run(model, rows, **options), strict=True):
+        wanted = expected(reference, row)
+        assert logits.shape == wanted.shape and logits.dtype == torch.float32
+        assert float((logits - wanted).abs().max()) < TOLERANCE * float(wanted.abs().max())
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_family_computes_what_transformers_does(name: str, tmp_path: Path) -> None:
+    reference = tiny_model(name)
+    reference.save_pretrained(tmp_path, max_shard_size="100KB")
+    checkpoint = SafetensorsCheckpoint(tmp_path)
+    spec = checkpoint.spec()
+    assert spec.num_parameters == sum(p.numel() for p in reference.parameters())
+    dynamic = any(layer.rope is not None and layer.rope.kind in ("dynamic", "longrope") for layer in spec.layers)
+    for kernels in ("native", "torch"):
+        model = decoder(checkpoint, kernels, 64 if dynamic else 512)
+        if dynamic:  # what is served decides, and in transformers the length of the text: texts of one kind at a time
+            check(model, reference, [3, 40, 1, 17])
+            check(decoder(checkpoint, kernels, 90 + DECODED), reference, [90])
+            continue
+        check(model, reference, [33])
+        check(model, reference, PROMPTS, chunk=25 if kernels == "native" else 0)
