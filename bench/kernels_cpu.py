@@ -9,10 +9,11 @@ import argparse
 import statistics
 import time
 
-from noria.engine.assembly import assemble, plan
+from noria.engine.assembly import assemble
 from noria.engine.config import EngineConfig
 from noria.engine.execution.executor import LocalExecutor
 from noria.engine.execution.step import RowInput, Sampling, StepInput
+from noria.engine.plan import plan
 from noria.engine.wire.messages import SamplingParams
 
 BACKENDS = ("native", "torch")

@@ -14,12 +14,12 @@ from time import perf_counter
 
 import torch
 
-from noria.engine.assembly import plan
 from noria.engine.config import EngineConfig, Kernels
 from noria.engine.execution.executor import LocalExecutor
 from noria.engine.execution.model_runner import ModelRunner
 from noria.engine.execution.step import RowInput, RowOutput, Sampling, StepInput
 from noria.engine.models.load import load
+from noria.engine.plan import plan
 from noria.engine.scheduling.batch import Batch, BatchRow
 from noria.engine.trace import IterationLog, Times, TraceStart
 from noria.engine.wire.messages import SamplingParams

@@ -18,9 +18,10 @@ from statistics import median
 
 from bench.store import running_store
 from bench.tiny_model import make
-from noria.engine.assembly import assemble, plan
+from noria.engine.assembly import assemble
 from noria.engine.config import EngineConfig
 from noria.engine.engine import Engine
+from noria.engine.plan import plan
 from noria.engine.wheel import Wheel
 from noria.engine.wire.broker import EngineBroker, GatewayBroker
 from noria.engine.wire.messages import GenerationRequest, ModelCard, SamplingParams

@@ -132,6 +132,15 @@ def check_hardening() -> None:
     say("nobody is root, file systems are read-only, no build tools")
 
 
+def check_inventory() -> None:
+    """Each image of ours lists what is in it; the gateway's has no torch."""
+    for service in ("gateway", "engine"):
+        told = json.loads(inside(containers(service)[0], "cat", "/opt/noria/sbom.cdx.json"))
+        names = {component["name"].lower() for component in told["components"]}
+        assert {"noria", "redis", "fastapi"} <= names and ("torch" in names) == (service == "engine"), names
+    say("both images list their packages")
+
+
 def check_health() -> None:
     """The images' own health checks, run by hand: some hosts have no timers for them."""
     (gateway,), (engine,) = containers("gateway"), containers("engine")
@@ -244,6 +253,7 @@ def main() -> None:
         smoke(client)
         check_health()
         check_hardening()
+        check_inventory()
         say(f"after that it has {resident(gateway):.0f} MiB, the engine {resident(*containers('engine')):.0f} MiB")
         expected = text_of(client)
         ENVIRONMENT.update(NORIA_GATEWAYS="2", NORIA_ENGINES="2")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from pydantic import Field, SecretStr, ValidationInfo, field_validator
-from pydantic_settings import SettingsConfigDict
+from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from noria.engine.memory import parse_size
 from noria.engine.wire.settings import Settings, with_credentials
@@ -17,6 +17,23 @@ DEMO_MODEL = "smollm2-135m-instruct"
 
 
 Kernels = Literal["auto", "triton", "native", "torch"]
+
+
+class Rendezvous(BaseSettings):
+    """Who this process is among the ranks of one model, where torchrun or its like has started them: its variables."""
+
+    model_config = SettingsConfigDict(frozen=True)
+
+    rank: int = Field(0, ge=0)
+    world_size: int = Field(0, ge=0)
+    local_rank: int = Field(0, ge=0)  # among those of this machine
+    local_world_size: int = Field(0, ge=0)
+    master_addr: str = ""
+    master_port: int = Field(0, ge=0, le=65535)
+
+    @property
+    def is_given(self) -> bool:
+        return self.world_size > 1 and bool(self.master_addr and self.master_port)
 
 
 class EngineConfig(Settings):
@@ -54,7 +71,8 @@ class EngineConfig(Settings):
     )
     max_model_len: int = Field(0, ge=0, description="Prompt plus output in tokens at most; 0: the model's own length")
     kv_memory: str = Field(
-        "auto", description="Bytes for the KV cache, e.g. 512MiB; auto: a quarter of what is free, 2GiB at most"
+        "auto",
+        description="Bytes for the KV cache, of each rank, e.g. 512MiB; auto: a quarter of what is free, 2GiB at most",
     )
     kv_dtype: Literal["auto", "fp32", "fp16"] = Field(
         "auto",
@@ -72,6 +90,13 @@ class EngineConfig(Settings):
         "none",
         description="Round weights that are floats to 8 or 4 bits when they are loaded; needs the C kernels",
     )
+    tp: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Ranks (processes) that share each layer: tensor parallelism",
+    )
+    pp: int = Field(1, ge=1, le=64, description="Stages of layers, each on ranks of its own: pipeline parallelism")
     block_size: int = Field(16, ge=1, le=256, description="Tokens in one KV block")
     prefix_cache: bool = Field(True, description="Reuse the KV blocks of equal prompt prefixes of one tenant")
     pooling: Literal["auto", "mean", "last"] = Field(
@@ -87,7 +112,12 @@ class EngineConfig(Settings):
     reasoning_parser: Literal["auto", "none", "think", "harmony"] = Field(
         "auto", description="Format of the model's thoughts; auto: as its chat template has it"
     )
-    threads: int = Field(0, ge=0, le=1024, description="Compute threads; 0: one per core")
+    threads: int = Field(
+        0,
+        ge=0,
+        le=1024,
+        description="Compute threads of each rank; 0: one per core, divided among ranks",
+    )
     grammar_timeout: float = Field(
         5.0, gt=0, le=600, description="Time to compile one grammar or JSON schema; a request whose takes longer fails"
     )

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import structlog
 
-from noria.engine.execution.executor import LocalExecutor
+from noria.engine.execution.executor import Executor, RankLost
 from noria.engine.execution.step import RowOutput, StepInput
 from noria.engine.grammar.grammars import Grammars
 from noria.engine.live import LiveRequest
@@ -52,7 +52,7 @@ class Engine:
     def __init__(
         self,
         scheduler: Scheduler,
-        executor: LocalExecutor,
+        executor: Executor,
         broker: EngineBroker,
         card: ModelCard,
         grammars: Grammars,
@@ -82,7 +82,7 @@ class Engine:
 
     def run(self, stop: threading.Event, hurry: threading.Event | None = None, drain_seconds: float = 0.0) -> None:
         """Turn until `stop`; then claim nothing more and go on with what is here for `drain_seconds` at most, or until
-        `hurry`. What is still running then is handed back by the broker's `close`."""
+        `hurry`. What is still running then is handed back by the broker's `close`. Raises RankLost."""
         self._stop = stop
         while not stop.is_set():
             self.step()
@@ -111,6 +111,7 @@ class Engine:
 
         A full engine exchanges while it computes: nobody can join it before somebody ends.
         """
+        self._executor.check()
         full = self._scheduler.is_full
         if not full:
             self._exchange()
@@ -288,6 +289,8 @@ class Engine:
         batch, exchange, select, submitted = self._batches.popleft()
         try:
             outputs = self._executor.collect()
+        except RankLost:
+            raise
         except Exception as error:
             log.error("an iteration failed; its requests are run one by one", error=repr(error), rows=len(batch.rows))
             self._isolate(batch)
@@ -308,6 +311,8 @@ class Engine:
             started = perf_counter()
             try:
                 outputs = self._executor.run(self._step_input(single))
+            except RankLost:
+                raise
             except Exception as error:
                 log.error("a request failed", request=request.id, error=repr(error), exc_info=True)
                 self._scheduler.abandon(single)

@@ -5,14 +5,17 @@ For benchmarks, tests and scripts. Knows no store and no network.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
-from noria.engine.assembly import assemble, open_trace, plan
+from noria.engine.assembly import assemble, open_trace
 from noria.engine.config import EngineConfig
 from noria.engine.execution.step import StepInput
 from noria.engine.live import LiveRequest
+from noria.engine.plan import plan
+from noria.engine.scheduling.batch import Batch
 from noria.engine.trace import Times
 from noria.engine.wire.messages import Claimed, GenerationRequest, SamplingParams
 
@@ -70,15 +73,21 @@ class OfflineEngine:
             if grammar is not None:
                 live[request.id].follow(self._assembly.grammars.compile(grammar).result())
             self._scheduler.add(live[request.id].scheduled)
+        out: deque[tuple[Batch, float, float]] = deque()
         while len(self._scheduler):
-            started = perf_counter()
-            batch = self._scheduler.select()
-            if batch is None:
+            while self._executor.in_flight < self._executor.depth:
+                started = perf_counter()
+                batch = self._scheduler.select()
+                if batch is None:
+                    break
+                rows = [live[row.request.id].row(row, self.card) for row in batch.rows]
+                out.append((batch, perf_counter() - started, perf_counter()))
+                self._executor.submit(StepInput(rows, batch.num_decode_rows))
+            if not out:
                 raise RuntimeError("the scheduler stands still with requests alive")
-            selected = perf_counter()
-            rows = [live[row.request.id].row(row, self.card) for row in batch.rows]
-            outputs = self._executor.run(StepInput(rows, batch.num_decode_rows))
-            times = Times(selected - started, perf_counter() - selected)
+            batch, select, submitted = out.popleft()
+            outputs = self._executor.collect()
+            times = Times(select, perf_counter() - submitted)
             if failed := [output.error for output in outputs if output.error]:
                 raise RuntimeError(failed[0])
             for row, output in zip(batch.rows, outputs, strict=True):

@@ -16,11 +16,14 @@ from types import FrameType
 import structlog
 import torch
 
-from noria.engine.assembly import Assembly, Plan, assemble, open_trace, plan
-from noria.engine.config import EngineConfig
+from noria.engine import worker
+from noria.engine.assembly import Assembly, assemble, open_trace
+from noria.engine.config import EngineConfig, Rendezvous
 from noria.engine.engine import Engine
+from noria.engine.execution.executor import RankLost
 from noria.engine.memory import MemoryTooSmall, show_size
 from noria.engine.models.errors import ModelError
+from noria.engine.plan import Plan, plan
 from noria.engine.spans import EngineSpans
 from noria.engine.status import StatusPages
 from noria.engine.trace import IterationLog
@@ -44,6 +47,9 @@ STORE_RETRY = 0.5  # seconds between attempts to find the store at the start
 def run(config: EngineConfig) -> int:
     """Serve `config.model` until SIGTERM or SIGINT; returns the exit code. The first signal drains, a second one hands
     back at once."""
+    given = Rendezvous()
+    if config.tp * config.pp > 1 and given.is_given and given.rank:
+        return worker.run(config, given)
     logs.configure("engine", config.log_format, config.log_level)
     stop, hurry = threading.Event(), threading.Event()
 
@@ -78,11 +84,11 @@ def _run(config: EngineConfig, pages: StatusPages | None, stop: threading.Event,
         assembly = assemble(planned, _Progress(planned.name, config.progress_fd))
     except (ModelError, MemoryTooSmall, ValueError) as error:
         return _fail(str(error), EXIT_CONFIGURATION)
-    except BrokerUnavailable as error:
+    except (BrokerUnavailable, RankLost) as error:
         return _fail(str(error), EXIT_TEMPORARY)
     try:
         return _serve(planned, broker, assembly, trace, tracer, pages, stop, hurry)
-    except BrokerUnavailable as error:
+    except (BrokerUnavailable, RankLost) as error:
         return _fail(str(error), EXIT_TEMPORARY)
     finally:
         if tracer is not None:
@@ -130,14 +136,18 @@ def _serve(
     ended = threading.Event()  # later than `stop`: a draining engine keeps its lease
     heartbeat = threading.Thread(target=_beat, args=(engine, broker, config, ended), daemon=True)
     heartbeat.start()
+    died = False
     try:
         engine.run(stop, hurry, config.drain_timeout)
+    except RankLost:
+        died = True
+        raise
     finally:
         ended.set()
         heartbeat.join(HEARTBEAT_END)  # a thread that is alive when the interpreter ends can bring it down
+        broker.close(died=died)
         assembly.close()
         wheel.close()
-        broker.close()
         if trace is not None:
             trace.close()
     log.info("stopped", handed_back=engine.num_held)

@@ -14,6 +14,7 @@ from noria.doctor import Check, Finding, ok
 from noria.embedded_store import StoreError, default_state_dir, running_store
 from noria.engine.config import EngineConfig
 from noria.gateway.config import GatewaySettings
+from noria.kept_settings import kept
 from noria.machine_checks import check_certificate, check_door, check_limits, check_settings
 from noria.options import BadSetting, build, in_environment
 from noria.store_checks import check_store
@@ -25,7 +26,11 @@ def all_checks(given: Mapping[str, Any], state_dir: Path | None, engine: EngineC
     """`given` are options; `engine` is None where no engine is installed. What cannot be read from bad settings is
     not checked: the settings are to be mended first."""
     folder = (state_dir or default_state_dir()).expanduser().absolute()
-    checks: list[Check] = [partial(check_settings, given), partial(check_limits, folder)]
+    checks: list[Check] = []
+    if _embedded(given, folder) is not None and (of_serve := kept(folder)):
+        given = {**of_serve, **given}
+        checks.append(partial(_of_serve, folder))
+    checks += [partial(check_settings, given), partial(check_limits, folder)]
     try:
         gateway, config = build(GatewaySettings, given), build(EngineConfig, given)
     except BadSetting:
@@ -36,13 +41,25 @@ def all_checks(given: Mapping[str, Any], state_dir: Path | None, engine: EngineC
 
 
 def _store_check(given: Mapping[str, Any], config: EngineConfig, folder: Path) -> Check:
+    running = _embedded(given, folder)
+    if running is not None:
+        return partial(check_store, running)
+    elsewhere = "redis_url" in given or in_environment(EngineConfig, "redis_url")
+    return partial(check_store, config.redis_url) if elsewhere else _no_store
+
+
+def _embedded(given: Mapping[str, Any], folder: Path) -> str | None:
+    """The address of the store of a noria serve that runs with this state folder, unless another store is given."""
     if "redis_url" in given or in_environment(EngineConfig, "redis_url"):
-        return partial(check_store, config.redis_url)
+        return None
     try:
-        running = running_store(folder)
+        return running_store(folder)
     except (StoreError, OSError):
-        running = None
-    return partial(check_store, running) if running is not None else _no_store
+        return None
+
+
+def _of_serve(folder: Path) -> Iterator[Finding]:
+    yield ok("noria serve", f"one runs with {folder}: it is looked at as it was started")
 
 
 def _no_store() -> Iterator[Finding]:

@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 
 from noria.doctor import Finding, fail, ok, warn
-from noria.engine.assembly import plan
 from noria.engine.config import EngineConfig
 from noria.engine.memory import MemoryTooSmall, available, show_size
 from noria.engine.models.errors import ModelError
+from noria.engine.plan import plan
 from noria.kernels.cpu import library
 
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")

@@ -30,6 +30,7 @@ from noria.engine.wire.connection import BrokerUnavailable, Store
 from noria.gateway.config import GatewaySettings
 from noria.gateway.errors import GatewayError
 from noria.gateway.tenancy.bootstrap import WrongPepper, bootstrap, has_admin
+from noria.kept_settings import keep
 from noria.options import as_arguments, build, in_environment
 from noria.store_address import KEY_FILE, PEPPER_FILE
 from noria.supervisor import EXIT_CONFIGURATION, EXIT_FAILED, Supervisor
@@ -69,6 +70,7 @@ def serve(given: Mapping[str, Any], state_dir: Path | None) -> int:
         store = None
     else:
         store = _open_store(folder)
+        keep(folder, engine, gateway.model_copy(update={"port": port}))
 
     address = _Address(gateway.host, port, is_tls=bool(gateway.tls_cert))
     screen = open_screen(model)

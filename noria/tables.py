@@ -12,9 +12,10 @@ from rich.console import Console
 from rich.table import Table
 
 
-def console() -> Console:
+def console(*, stderr: bool = False) -> Console:
     """Piped, each row is one line for the next program, however long."""
-    return Console(width=None if sys.stdout.isatty() else 1000, highlight=False)
+    to = sys.stderr if stderr else sys.stdout
+    return Console(width=None if to.isatty() else 1000, highlight=False, stderr=stderr)
 
 
 def columns(*headings: str, numbers: Collection[str] = ()) -> Table:

@@ -32,6 +32,7 @@ from noria.gateway.schemas.administration import (
 from noria.gateway.schemas.strict import RequestBody, parse
 from noria.gateway.tenancy.administration import Administration
 from noria.gateway.tenancy.bootstrap import WrongPepper, bootstrap, opened
+from noria.gateway.tenancy.credentials import Secret
 from noria.gateway.tenancy.directory import Actor
 from noria.gateway.tenancy.names import DEFAULT_ORGANIZATION
 from noria.gateway.tenancy.records import ApiKey, Limits
@@ -105,11 +106,11 @@ def _value(text: str) -> Any:
         return text
 
 
-def table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+def table(headings: Sequence[str], rows: Sequence[Sequence[object]], *, stderr: bool = False) -> None:
     shown = columns(*headings)
     for row in rows:
         shown.add_row(*("-" if value is None or value == "" else str(value) for value in row))
-    console().print(shown)
+    console(stderr=stderr).print(shown)
 
 
 def emit(shown: Any, as_json: bool, people: Callable[[], None]) -> None:
@@ -118,8 +119,21 @@ def emit(shown: Any, as_json: bool, people: Callable[[], None]) -> None:
 
 def one(shown: Shown, as_json: bool) -> None:
     """A record, line by line."""
-    rows = [(name, _short(value)) for name, value in shown.items() if name != "object" and value not in (None, {}, [])]
-    emit(shown, as_json, lambda: table(("FIELD", "VALUE"), rows))
+    emit(shown, as_json, lambda: table(("FIELD", "VALUE"), _rows(shown)))
+
+
+def with_secret(shown: Shown, value: str, as_json: bool) -> None:
+    """A key that was just made. Its secret is the whole of stdout, so that `KEY=$(noria keys create …)` has it."""
+
+    def people() -> None:
+        table(("FIELD", "VALUE"), _rows(shown), stderr=True)
+        print(value)
+
+    emit({**shown, "value": value}, as_json, people)
+
+
+def _rows(shown: Shown) -> list[tuple[str, str]]:
+    return [(name, _short(value)) for name, value in shown.items() if name != "object" and value not in (None, {}, [])]
 
 
 def _short(value: object) -> str:
@@ -265,7 +279,7 @@ def create_key(
     """Make a key, and print it: it is shown this once."""
     body = guarded(lambda: fields(given, ApiKeyCreate, name=name))
     key, secret = run(lambda a: a.create_key(me(), org, project, body), redis_url, state_dir)
-    one({**shown_key(key), "value": secret.value}, as_json)
+    with_secret(shown_key(key), secret.value, as_json)
 
 
 @keys.command("update")
@@ -297,11 +311,11 @@ def rotate_key(
 ) -> None:
     """Give a key a new secret, and print it: it is shown this once."""
 
-    async def work(a: Administration) -> Shown:
-        rotated, secret = await a.rotate_key(me(), org, await project_of(a, org, key), key, grace)
-        return {**shown_key(rotated), "value": secret.value}
+    async def work(a: Administration) -> tuple[ApiKey, Secret]:
+        return await a.rotate_key(me(), org, await project_of(a, org, key), key, grace)
 
-    one(run(work, redis_url, state_dir), as_json)
+    rotated, secret = run(work, redis_url, state_dir)
+    with_secret(shown_key(rotated), secret.value, as_json)
 
 
 @keys.command("revoke")

@@ -33,7 +33,7 @@ class DataChannel:
         """Meets the other ranks at `store`. `host`: the address of this machine that they reach it by. Blocks until all
         are there, `timeout` seconds at most; as long may anything take later on."""
         self._parallel = parallel
-        self._device = device
+        self.device = device
         self._sent: deque[tuple[Any, Tensor]] = deque()
         self._pipe = _group(store, "pipe", parallel.rank, parallel.size, device, host, timeout)
         self._stage: Any = None
@@ -53,7 +53,7 @@ class DataChannel:
 
     def receive(self, shape: tuple[int, int], dtype: torch.dtype, number: int) -> Arriving:
         """Start receiving a step's hidden states from the stage before."""
-        hidden = torch.empty(shape, dtype=dtype, device=self._device)
+        hidden = torch.empty(shape, dtype=dtype, device=self.device)
         work = _start(self._pipe.recv, [hidden], self._parallel.rank - self._parallel.tp, number % TAGS)
         return Arriving(work, hidden)
 
@@ -62,7 +62,7 @@ class DataChannel:
     def sum(self, part: Tensor) -> Tensor:
         """See `sharded_ops.Shards`. On CPUs parts are added in the order of the shards: how they were added would
         otherwise depend on the number of tokens, and a token's bits on its batch mates."""
-        if self._device.type == "cuda":
+        if self.device.type == "cuda":
             _wait(_start(self._stage.allreduce, [part]))
             return part
         parts = [torch.empty_like(part) for _ in range(self._parallel.tp)]

@@ -5,7 +5,7 @@ Holds weights and KV tensors and nothing else; knows no requests, no policy and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -32,9 +32,25 @@ class ModelRunner:
 
     def execute(self, step: StepInput) -> list[RowOutput]:
         """One iteration; outputs in the order of `step.rows`."""
+        batch = self.flatten(step)
+        return self.choose(step, batch, self.hidden(batch))
+
+    def flatten(self, step: StepInput) -> FlatBatch:
+        return flatten(step, self._block_size)
+
+    def hidden(self, batch: FlatBatch, before: Tensor | None = None) -> Tensor:
+        """[T, C] behind this rank's layers. `before`: what the pipeline stage before gave; it may be overwritten."""
+        return self._model.hidden_states(batch.token_ids, batch.positions, self._kv, batch.layout, before)
+
+    def contribute(self, step: StepInput, batch: FlatBatch, hidden: Tensor) -> None:
+        """This shard's part in the logits that `choose` computes where tokens are chosen, in the same order."""
+        self._model.logits(hidden[batch.logit_rows[: batch.num_sampled]])
+        for _, places, _ in _prompt_slices(step, batch):
+            self._model.logits(hidden[places])
+
+    def choose(self, step: StepInput, batch: FlatBatch, hidden: Tensor) -> list[RowOutput]:
+        """What the rows give, from hidden states behind the last layer."""
         with torch.inference_mode():
-            batch = flatten(step, self._block_size)
-            hidden = self._model.hidden_states(batch.token_ids, batch.positions, self._kv, batch.layout)
             logits = self._model.logits(hidden[batch.logit_rows[: batch.num_sampled]])
             sampled = iter(sample(logits, [s for row in step.rows if row.sampling for s in (row.sampling, *row.draft)]))
             prompts = self._prompt_logprobs(step, batch, hidden)
@@ -68,20 +84,23 @@ class ModelRunner:
 
     def _prompt_logprobs(self, step: StepInput, batch: FlatBatch, hidden: Tensor) -> list[list[TokenLogprob] | None]:
         """For rows that asked: an entry for each of their `prompt_targets`."""
-        entries: list[list[TokenLogprob] | None] = []
-        next_row = batch.num_sampled
-        for row in step.rows:
-            if row.prompt_targets is None:
-                entries.append(None)
-                continue
-            found: list[TokenLogprob] = []
-            for first in range(0, len(row.prompt_targets), PROMPT_LOGITS):
-                targets = row.prompt_targets[first : first + PROMPT_LOGITS]
-                table = logprobs(self._model.logits(hidden[batch.logit_rows[next_row : next_row + len(targets)]]))
-                found += [token_logprob(r, t, row.prompt_alternatives) for r, t in zip(table, targets, strict=True)]
-                next_row += len(targets)
-            entries.append(found)
+        entries: list[list[TokenLogprob] | None] = [None if row.prompt_targets is None else [] for row in step.rows]
+        for place, places, targets in _prompt_slices(step, batch):
+            table, alternatives = logprobs(self._model.logits(hidden[places])), step.rows[place].prompt_alternatives
+            found = [token_logprob(row, token, alternatives) for row, token in zip(table, targets, strict=True)]
+            entries[place] = [*(entries[place] or ()), *found]
         return entries
+
+
+def _prompt_slices(step: StepInput, batch: FlatBatch) -> Iterator[tuple[int, Tensor, list[int]]]:
+    """What is scored of prompts, as much at once as `PROMPT_LOGITS` allows: place of the row, tokens [L] in the batch,
+    and what each of them should have predicted."""
+    done = batch.num_sampled
+    for place, row in enumerate(step.rows):
+        for first in range(0, len(row.prompt_targets or ()), PROMPT_LOGITS):
+            targets = (row.prompt_targets or [])[first : first + PROMPT_LOGITS]
+            yield place, batch.logit_rows[done : done + len(targets)], targets
+            done += len(targets)
 
 
 def accepted(chosen: Sequence[RowOutput], row: RowInput) -> RowOutput:

@@ -5,7 +5,7 @@ What every rank needs to compute a batch travels here; workers keep no state of 
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -21,6 +21,7 @@ class NoMask(Exception):
     """A row's mask cannot be had; the message says why."""
 
 
+@runtime_checkable
 class Mask(Protocol):
     """Which tokens may come next, being found out while the model computes."""
 

@@ -204,15 +204,16 @@ class EngineBroker:
         except BrokerUnavailable:
             time.sleep(max(0.0, until - time.monotonic()))
 
-    def close(self) -> None:
+    def close(self, *, died: bool = False) -> None:
         """Hand back: frames still unsent go out, everything held returns to its old place with its progress, the
-        lease ends. Not a death. With the store away the lease simply lapses."""
+        lease ends. Not a death, unless a part of the engine `died` over what it held. With the store away the lease
+        simply lapses."""
         with suppress(BrokerUnavailable, StoreFault):
             if not self._fenced and (self._unsent or self._outbox or self._ended or self._reply_lost):
                 with suppress(StoreFault):  # told before; what is held goes back all the same
                     self.exchange({}, None, max_requests=0, max_blocks=0)
             if not self._fenced:
-                self._post_endings(self._store.run(self._release(deaths=0))[0])
+                self._post_endings(self._store.run(self._release(deaths=int(died)))[0])
         self._fenced = True
         self._held.clear()
         for store in (self._store, self._heartbeat_store, self._bell_store):

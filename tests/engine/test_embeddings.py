@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from bench.tiny_model import make
-from noria.engine.assembly import plan
 from noria.engine.config import EngineConfig
 from noria.engine.execution.pooling import pool
 from noria.engine.execution.step import Pooling
 from noria.engine.models.errors import ModelError
 from noria.engine.offline import OfflineEngine
+from noria.engine.plan import plan
 from noria.engine.wire.messages import SamplingParams
 
 SETTINGS = {"kv_memory": "4MiB", "max_model_len": 512, "max_batch_tokens": 2048, "threads": 1}

@@ -20,9 +20,12 @@ from pydantic import SecretStr
 from bench.store import find_binary, running_store
 from noria.doctor import Finding, doctor, fail, ok, warn
 from noria.doctor_checks import all_checks
+from noria.embedded_store import open_store
 from noria.engine.config import EngineConfig
+from noria.engine.wire.settings import Settings
 from noria.engine_checks import check_engine
 from noria.gateway.config import GatewaySettings
+from noria.kept_settings import keep, kept
 from noria.kernels.cpu import library
 from noria.machine_checks import check_door, check_limits, check_settings
 from noria.store_checks import check_store
@@ -246,10 +249,12 @@ def test_more_threads_than_processors() -> None:
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
-def noria_doctor(*arguments: str, **variables: str) -> tuple[int, dict[str, Any]]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("NORIA_")}
-    command = [sys.executable, "-m", "noria", "doctor", "--json", *arguments]
-    done = subprocess.run(command, env={**kept, "PYTHONPATH": str(ROOT), **variables}, capture_output=True, text=True)
+def noria_doctor(*arguments: str, max_files: int = 8192, **variables: str) -> tuple[int, dict[str, Any]]:
+    """Its exit code and findings, with `variables` as the whole of Noria's environment."""
+    others = {name: value for name, value in os.environ.items() if not name.startswith("NORIA_")}
+    command = ["/bin/sh", "-c", f'ulimit -n {max_files}; exec "$@"', "sh", sys.executable, "-m", "noria", "doctor"]
+    command += ["--json", *arguments]
+    done = subprocess.run(command, env={**others, "PYTHONPATH": str(ROOT), **variables}, capture_output=True, text=True)
     assert done.stdout, done.stderr
     return done.returncode, {finding["check"]: finding for finding in json.loads(done.stdout)}
 
@@ -260,6 +265,66 @@ def test_the_command_tells_good_from_bad(tmp_path: Path) -> None:
         code, seen = noria_doctor("--state-dir", str(tmp_path), NORIA_REDIS_URL=store.url, **port)
         assert code == 0, seen
         assert {seen[check]["level"] for check in ("settings", "store", "clock", "model", "memory", "port")} == {"ok"}
+
+
+def test_ten_mistakes_at_once_are_each_named_with_their_cure(tmp_path: Path) -> None:
+    bad_pair = {"NORIA_GATEWAY_TLS_CERT": str(tmp_path / "no.crt"), "NORIA_GATEWAY_TLS_KEY": str(tmp_path / "no.key")}
+    with redis_server(tmp_path, "--maxmemory-policy", "allkeys-lru", "--appendonly", "no") as url, _taken() as port:
+        code, seen = noria_doctor(
+            "--state-dir", "/proc/nowhere",
+            NORIA_REDIS_URL=url, NORIA_GATEWAY_PROT="8001", NORIA_GATEWAY_HOST="0.0.0.0", NORIA_GATEWAY_PORT=str(port),
+            NORIA_ENGINE_MODEL="/no/such.gguf", NORIA_ENGINE_THREADS="512", max_files=256, **bad_pair,
+        )  # fmt: skip
+    planted = {
+        "settings": "NORIA_GATEWAY_PROT", "open files": "ulimit -n", "state folder": "--state-dir", "port": "--port",
+        "keys": "NORIA_API_KEY", "certificate": "--tls-cert", "store eviction": "noeviction",
+        "store durability": "appendonly yes", "store memory": "maxmemory", "model": "noria models",
+        "processors": "--threads",
+    }  # fmt: skip
+    assert code == 1 and len(planted) > 10
+    for check, word in planted.items():
+        assert seen[check]["level"] in ("warn", "fail") and seen[check]["cure"], check
+        assert word in seen[check]["said"] + seen[check]["cure"], seen[check]
+    assert {seen[check]["level"] for check in ("store", "store version", "clock")} == {"ok"}
+
+
+@contextlib.contextmanager
+def _taken() -> Iterator[int]:
+    with socket.create_server(("0.0.0.0", 0)) as listener:
+        yield int(listener.getsockname()[1])
+
+
+def test_a_noria_serve_that_runs_is_looked_at_as_it_was_started(tmp_path: Path) -> None:
+    port = _free_port()
+    given = {"model": "/no/such.gguf", "port": port, "threads": 512}
+    with running_embedded(tmp_path, EngineConfig(model="/no/such.gguf", threads=512), GatewaySettings(port=port)):
+        assert kept(tmp_path) == given
+        seen = {finding.check: finding for check in all_checks({}, tmp_path, check_engine) for finding in check()}
+        assert seen["noria serve"].level == seen["store"].level == "ok"
+        assert "such.gguf" in seen["model"].said and seen["processors"].level == "warn"
+        assert str(port) in seen["port"].said
+        chosen = {finding.check: finding for check in all_checks({"threads": 1}, tmp_path, None) for finding in check()}
+        assert chosen["store"].level == "ok" and "engine" in chosen
+    store = found((finding for check in all_checks({}, tmp_path, None) for finding in check()), "store")
+    assert "no noria serve runs here" in store.said
+
+
+@contextlib.contextmanager
+def running_embedded(folder: Path, *settings: Settings) -> Iterator[None]:
+    """The store that serve would run there, and what it keeps of its settings."""
+    store = open_store(folder)
+    keep(folder, *settings)
+    process = subprocess.Popen(store.argv, stdout=subprocess.DEVNULL, pass_fds=[store.lock_fd])
+    os.close(store.lock_fd)
+    try:
+        until = time.monotonic() + 10
+        while not store.answers():
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        yield
+    finally:
+        process.terminate()
+        process.wait(10)
 
 
 def test_it_is_shown_to_people_with_the_cure_beneath(capsys: pytest.CaptureFixture[str]) -> None:

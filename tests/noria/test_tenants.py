@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from bench.store import running_store
+from noria.cli import main
 from noria.gateway.tenancy.credentials import is_well_formed
 from tests.noria.conftest import PEPPER
 
@@ -36,6 +37,17 @@ def test_from_the_first_key_to_the_last(noria):
     assert found(noria, "keys", "revoke", made["id"])["deleted"]
     assert found(noria, "keys", "list", "--project", project["id"]) == []
     assert found(noria, "projects", "archive", project["id"])["status"] == "archived"
+
+
+def test_a_shell_variable_takes_a_new_key_as_it_is_printed(noria, capsys):
+    with pytest.raises(SystemExit):
+        main(["keys", "create", "ci"])
+    printed = capsys.readouterr()
+    assert is_well_formed(printed.out.strip()) and printed.out.strip() not in printed.err
+    key = next(word for word in printed.err.split() if word.startswith("key_"))
+    with pytest.raises(SystemExit):
+        main(["keys", "rotate", key])
+    assert is_well_formed(capsys.readouterr().out.strip())
 
 
 @pytest.mark.parametrize("of", ["org-default", "proj_default", "key"])

@@ -10,7 +10,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from noria.engine.assembly import plan
 from noria.engine.config import EngineConfig
 from noria.engine.models.decoder import Decoder
 from noria.engine.models.errors import ModelError
@@ -18,6 +17,7 @@ from noria.engine.models.load import build_decoder, load
 from noria.engine.models.precision import Precision
 from noria.engine.models.safetensors_checkpoint import SafetensorsCheckpoint
 from noria.engine.models.source import resolve
+from noria.engine.plan import plan
 from noria.kernels.choice import Sizes, choose
 from noria.kernels.layout import RaggedLayout
 

@@ -1,0 +1,65 @@
+"""Loads what a rank computes with: its weights, its KV pools, and around them the runner or the stage.
+
+Knows what was planned; no scheduler and no queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from noria.engine.execution.data_channel import DataChannel
+from noria.engine.execution.model_runner import ModelRunner
+from noria.engine.execution.stage import Report, Stage
+from noria.engine.execution.step import RowInput, StepInput
+from noria.engine.models.load import LoadedModel, load
+from noria.engine.plan import Plan
+
+Progress = Callable[[int, int], None]
+
+
+def load_runner(
+    plan: Plan, progress: Progress | None = None, channel: DataChannel | None = None
+) -> tuple[ModelRunner, LoadedModel]:
+    """`progress` gets bytes done and bytes in all; `channel` leads to the other ranks, where there are any."""
+    torch.set_num_threads(plan.threads)
+    shards = channel if plan.parallel.tp > 1 else None
+    loaded = load(
+        plan.source,
+        plan.ops,
+        progress=progress,
+        precision=plan.precision,
+        max_len=plan.max_model_len,
+        parallel=plan.parallel,
+        shards=shards,
+    )
+    pools = plan.ops.new_kv_pools(
+        plan.part.num_layers,
+        plan.num_blocks,
+        plan.config.block_size,
+        plan.part.num_kv_heads,
+        plan.part.head_dim,
+        plan.kv_dtype,
+    )
+    return ModelRunner(loaded.model, pools, plan.config.block_size), loaded
+
+
+def load_stage(
+    plan: Plan, channel: DataChannel, report: Report, progress: Progress | None = None
+) -> tuple[Stage, LoadedModel]:
+    """As `load_runner`, for one rank among several."""
+    runner, loaded = load_runner(plan, progress, channel)
+    width, dtype = plan.spec.hidden_size, plan.activations
+    return Stage(runner, channel, plan.parallel, width=width, dtype=dtype, report=report), loaded
+
+
+def warm_up_steps(plan: Plan) -> list[StepInput]:
+    """The first call pays for lazy set-up, and on a GPU for the compiling of kernels: no client's. There, a prompt, a
+    short decode row and one of several splits are all the variants there are."""
+    steps = [StepInput([RowInput([0], 0, [0], None)], 0)]
+    if plan.ops.name == "triton":
+        for computed in (1, min(1024, plan.max_model_len - 1)):
+            blocks = [0] * (computed // plan.config.block_size + 1)
+            steps.append(StepInput([RowInput([0], computed, blocks, None)], 1))
+    return steps

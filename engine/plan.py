@@ -1,0 +1,166 @@
+"""What will be loaded by this rank and how much memory it gets: settings and file headers, checked against the machine.
+
+Reads no weights. Knows no queue and no scheduler.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+
+import structlog
+import torch
+
+from noria.engine.config import EngineConfig, Rendezvous
+from noria.engine.memory import Room, available, kv_bytes
+from noria.engine.models.load import inspect, stored_bytes
+from noria.engine.models.pooling import PoolingKind, trained_pooling
+from noria.engine.models.precision import DTYPES, Precision
+from noria.engine.models.shards import Shares
+from noria.engine.models.source import ModelSource, resolve
+from noria.engine.models.spec import ModelSpec
+from noria.engine.parallel import Parallel
+from noria.kernels.choice import Sizes, choose
+from noria.kernels.ops import Ops
+from noria.kernels.pools import kv_bytes_per_block
+
+log = structlog.get_logger("noria.engine")
+
+# Plain torch would widen all it reads at every step.
+_KV_DTYPE_OF = {"triton": "bf16", "native": "fp16", "torch": "fp32"}
+
+_CHUNK_TOKENS_OF = {"triton": 512, "native": 12, "torch": 32}
+"""Of prompts, beside running streams, where the operator does not say: as many as make an iteration of eight streams
+about twice as long (docs/performance.md). A CPU has no reason to read more at once: chunks are read as fast."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What will be loaded, and how much memory it gets; made from file headers alone."""
+
+    config: EngineConfig
+    parallel: Parallel
+    given: Rendezvous
+    source: ModelSource
+    spec: ModelSpec  # of the whole model
+    part: ModelSpec  # of what this rank has of it
+    name: str
+    aliases: tuple[str, ...]
+    max_model_len: int
+    num_blocks: int
+    kv_bytes: int
+    precision: Precision
+    activations: torch.dtype  # hidden states, as the operations give them
+    kv_dtype: torch.dtype
+    pooling: PoolingKind
+    threads: int
+    max_chunk_tokens: int
+    ops: Ops
+
+    def with_blocks(self, num_blocks: int) -> Plan:
+        """With no more KV blocks than some other rank has room for."""
+        num_blocks = min(num_blocks, self.num_blocks)
+        size = self.kv_bytes // self.num_blocks
+        limit = min(self.max_model_len, num_blocks * self.config.block_size)
+        return replace(self, num_blocks=num_blocks, kv_bytes=num_blocks * size, max_model_len=limit)
+
+
+def plan(config: EngineConfig, given: Rendezvous | None = None) -> Plan:
+    """Check that the model, or this rank's part of it, can be served with these settings on this machine. `given`: who
+    this rank is, else the first of those that it starts itself.
+
+    Raises ModelError, MemoryTooSmall or ValueError, each with one line for the operator.
+    """
+    given = given or Rendezvous()
+    parallel = _parallel(config, given)
+    here = (given.local_world_size or parallel.size) if parallel.size > 1 else 1  # ranks of this machine
+    source = resolve(config.model)
+    spec = inspect(source)
+    part = Shares.of(spec, parallel).spec(spec) if parallel.size > 1 else spec
+    if config.max_model_len > spec.max_len:
+        raise ValueError(f"--max-model-len {config.max_model_len} is more than the model's {spec.max_len}")
+    max_model_len = config.max_model_len or spec.max_len
+    group = part.num_heads // part.num_kv_heads
+    sizes = Sizes(spec.hidden_size, spec.head_dim, part.ffn_step, config.block_size, group, spec.is_capped)
+    threads = config.threads or max(1, (os.cpu_count() or 1) // here)
+    if parallel.size > 1 and torch.cuda.is_available():
+        torch.cuda.set_device(given.local_rank)
+    on_gpu = torch.bfloat16 if config.dtype == "auto" else DTYPES[config.dtype]
+    ops = choose(config.kernels, sizes, threads, lambda why: log.warning("slower kernels compute", reason=why), on_gpu)
+    precision = _precision(config, ops)
+    kv_dtype = DTYPES[_kv_dtype(precision, ops) if config.kv_dtype == "auto" else config.kv_dtype]
+    block_bytes = kv_bytes_per_block(part.num_layers, config.block_size, part.num_kv_heads, spec.head_dim, kv_dtype)
+    pool = kv_bytes(
+        config.kv_memory,
+        weight_bytes=_weight_bytes(spec, source, precision, ops, parallel),
+        wanted=-(-max_model_len // config.block_size) * config.max_batch_size * block_bytes,
+        least=block_bytes,
+        room=_gpu_room(ops.device) if ops.device.type == "cuda" else Room(available() // here),
+    )
+    num_blocks = pool // block_bytes
+    # What the pool cannot hold can never run: the context that clients are told is the one they can use.
+    max_model_len = min(max_model_len, num_blocks * config.block_size)
+    name, *aliases = config.served_names or (source.name,)
+    pooling = (trained_pooling(source) or "mean") if config.pooling == "auto" else config.pooling
+    return Plan(
+        config=config,
+        parallel=parallel,
+        given=given,
+        source=source,
+        spec=spec,
+        part=part,
+        name=name,
+        aliases=tuple(aliases),
+        max_model_len=max_model_len,
+        num_blocks=num_blocks,
+        kv_bytes=num_blocks * block_bytes,
+        precision=precision,
+        activations=on_gpu if ops.name == "triton" else torch.float32,
+        kv_dtype=kv_dtype,
+        pooling=pooling,
+        threads=threads,
+        max_chunk_tokens=config.max_chunk_tokens or _CHUNK_TOKENS_OF[ops.name],
+        ops=ops,
+    )
+
+
+def _parallel(config: EngineConfig, given: Rendezvous) -> Parallel:
+    parallel = Parallel(given.rank if given.is_given else 0, config.tp, config.pp)
+    if parallel.size == 1:
+        return Parallel()
+    if given.is_given and given.world_size != parallel.size:
+        raise ValueError(f"--tp {config.tp} and --pp {config.pp} make {parallel.size} ranks, not {given.world_size}")
+    if given.rank >= parallel.size:
+        raise ValueError(f"there is no rank {given.rank} among {parallel.size}")
+    return parallel
+
+
+def _precision(config: EngineConfig, ops: Ops) -> Precision:
+    """Raises ValueError for a precision that these kernels do not compute in."""
+    if config.quantize != "none" and ops.name != "native":
+        raise ValueError(
+            f"--quantize {config.quantize} needs the C kernels (--kernels native): {ops.name} has no integers"
+        )
+    if config.dtype in ("fp16", "bf16") and ops.name == "torch":
+        raise ValueError(f"--dtype {config.dtype} needs the C kernels or a GPU: plain torch computes in fp32")
+    return Precision(config.dtype, config.quantize)
+
+
+def _kv_dtype(precision: Precision, ops: Ops) -> str:
+    return precision.dtype if ops.name == "triton" and precision.dtype != "auto" else _KV_DTYPE_OF[ops.name]
+
+
+def _weight_bytes(spec: ModelSpec, source: ModelSource, precision: Precision, ops: Ops, parallel: Parallel) -> int:
+    """What the weights, or this rank's part of them, take once they are laid out."""
+    stored = stored_bytes(source)
+    if ops.name == "triton":
+        whole = spec.weight_bytes if precision.dtype == "fp32" else spec.weight_bytes // 2
+    else:
+        whole = spec.weight_bytes if ops.name == "torch" else precision.weight_bytes(spec, stored)
+    return whole if parallel.size == 1 else whole * stored_bytes(source, parallel) // max(stored, 1)
+
+
+def _gpu_room(device: torch.device) -> Room:
+    """A GPU has nothing better to do with its memory; a tenth is for activations and torch itself."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return Room(free, share=0.9, limit=free)
