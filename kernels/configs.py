@@ -46,7 +46,7 @@ class LinearTile:
         return {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": True}
 
 
-# (sm, bytes of an element) -> the one tile of `invariant_linear`: no taller than an instruction of sm 9.0's tensor cores,
+# (sm, bytes of an element) -> the one tile of `invariant_linear`: as tall as an instruction of sm 9.0's tensor cores,
 # so that few decode rows waste little
 LINEAR_TABLE: dict[tuple[int, int], LinearTile] = {
     (90, 2): LinearTile(64, 128, 64, 4, 4),

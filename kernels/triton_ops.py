@@ -10,9 +10,11 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+import triton
 from torch import Tensor
 
 from noria.kernels import elementwise
+from noria.kernels.compiles import Compiles
 from noria.kernels.configs import Tile, linear_tile_for, tile_for
 from noria.kernels.invariant_linear import invariant_linear
 from noria.kernels.layers import LayerWeights
@@ -58,6 +60,8 @@ class TritonOps:
     def __init__(self, device: torch.device, dtype: torch.dtype, *, deterministic: bool = False) -> None:
         self.device = device
         self.deterministic = deterministic
+        self.compiles = Compiles()
+        triton.knobs.runtime.jit_cache_hook = self.compiles.hook(triton.knobs.runtime.jit_cache_hook)
         self._dtype = dtype
         major, minor = torch.cuda.get_device_capability(device) if device.type == "cuda" else divmod(INTERPRETED_SM, 10)
         self._sm = 10 * major + minor
