@@ -99,7 +99,10 @@ class GGUFFile:
         step = max(1, _CHUNK_VALUES // width)
         for start in range(0, len(raw), step):
             piece = np.ascontiguousarray(raw[start : start + step]).view(_storage(place.kind))
-            chunk = np.array(dequantize(piece, place.kind), dtype=np.float32)
+            try:
+                chunk = np.array(dequantize(piece, place.kind), dtype=np.float32)
+            except NotImplementedError as error:
+                raise ModelError(f"{self.path}: tensor {name} is of kind {place.kind.name}: not supported") from error
             values[start : start + step] = torch.from_numpy(chunk[:, inside])
         if len(place.shape) == 1:
             return values[0]

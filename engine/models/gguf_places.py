@@ -67,6 +67,9 @@ def _order(spec: ModelSpec, part: str) -> Callable[[Tensor], Tensor] | None:
 
     def half_rotation(values: Tensor) -> Tensor:
         """Undo llama.cpp's order of a head's channels, where rotary pairs are neighbours: (0, 1), (2, 3), ..."""
+        turning = spec.head_dim // 2 * 2
+        if not turning or len(values) % turning:
+            return values  # of another shape than the model's, as is told where shapes are checked
         pairs = values.view(-1, spec.head_dim // 2, 2, *values.shape[1:])
         return pairs.transpose(1, 2).reshape(values.shape)
 

@@ -76,3 +76,25 @@ def test_an_offer_of_http2_leaves_the_body_alone(gateway: Any, client: Any, spel
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     assert raw(gateway.port, head.encode() + body).startswith(b"HTTP/1.1 200")
+
+
+def test_json_that_is_nested_without_end_is_refused_at_once(client: Any) -> None:
+    for depth, opening, closing in ((10_000, "[", "]"), (1_000_000, "[", "]"), (10_000, '{"a":', "}")):
+        body = '{"model": "tiny", "messages": ' + opening * depth + "1" + closing * depth + "}"
+        began = time.monotonic()
+        answer = client.post("/v1/chat/completions", content=body.encode())
+        assert answer.status_code == 400 and answer.json()["error"]["code"] == "invalid_json"
+        assert time.monotonic() - began < 5
+
+
+def test_a_body_that_never_ends_is_cut_off_and_holds_up_nobody(launch: Any, store_url: str, engine: Any) -> None:
+    gateway = launch.gateway(store_url, body_timeout=0.5)
+    with gateway.client() as client, socket.create_connection(("127.0.0.1", gateway.port), timeout=20) as slow:
+        key = client.headers["authorization"]
+        slow.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n"
+            b"Authorization: " + key.encode() + b'\r\n\r\n{"model"'
+        )
+        launch.eventually(lambda: client.get("/readyz").status_code == 200)
+        assert client.post("/v1/completions", json={"model": "tiny", "prompt": "a", "max_tokens": 2}).status_code == 200
+        assert slow.recv(64).startswith(b"HTTP/1.1 408")

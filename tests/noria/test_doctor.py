@@ -299,12 +299,14 @@ def test_a_noria_serve_that_runs_is_looked_at_as_it_was_started(tmp_path: Path) 
     given = {"model": "/no/such.gguf", "port": port, "threads": 512}
     with running_embedded(tmp_path, EngineConfig(model="/no/such.gguf", threads=512), GatewaySettings(port=port)):
         assert kept(tmp_path) == given
-        code, seen = noria_doctor("--state-dir", str(tmp_path))
-        assert code == 1 and seen["noria serve"]["level"] == seen["store"]["level"] == "ok"
-        assert "such.gguf" in seen["model"]["said"] and seen["processors"]["level"] == "warn"
-        assert str(port) in seen["port"]["said"]
-    _, seen = noria_doctor("--state-dir", str(tmp_path))
-    assert "noria serve" not in seen and seen["model"]["level"] == "ok"
+        seen = {finding.check: finding for check in all_checks({}, tmp_path, check_engine) for finding in check()}
+        assert seen["noria serve"].level == seen["store"].level == "ok"
+        assert "such.gguf" in seen["model"].said and seen["processors"].level == "warn"
+        assert str(port) in seen["port"].said
+        chosen = {finding.check: finding for check in all_checks({"threads": 1}, tmp_path, None) for finding in check()}
+        assert chosen["store"].level == "ok" and "engine" in chosen
+    store = found((finding for check in all_checks({}, tmp_path, None) for finding in check()), "store")
+    assert "no noria serve runs here" in store.said
 
 
 @contextlib.contextmanager
