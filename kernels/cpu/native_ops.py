@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from noria.kernels.compiles import Compiles
 from noria.kernels.cpu.library import Unavailable
 from noria.kernels.cpu.pages import HugePages
 from noria.kernels.cpu.structs import Batch, Layer, Linear, Pools, Segment
@@ -79,6 +80,8 @@ class NativeOps:
     """See `ops.Ops`. Pools are [pages, Hk, D, 16] for keys and [pages, Hk, 16, D] for values."""
 
     name = "native"
+    deterministic = True
+    compiles = Compiles()  # none, ever
     device = torch.device("cpu")
 
     def __init__(self, library: ctypes.CDLL, threads: int) -> None:
