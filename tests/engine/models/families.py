@@ -91,6 +91,9 @@ CONFIGS: dict[str, Callable[[], Any]] = {
         norm_topk_prob=True,
         mlp_only_layers=[1],
     ),
+    "qwen3-moe-all": lambda: hf.Qwen3MoeConfig(
+        **SIZES, head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, norm_topk_prob=True
+    ),
     "olmoe": lambda: hf.OlmoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2),
 }
 

@@ -13,11 +13,13 @@ from torch import Tensor
 
 from noria.engine.models.build import Checkpoint, build_weights
 from noria.engine.models.decoder import Decoder
+from noria.engine.models.gguf_checkpoint import GGUFCheckpoint
 from noria.engine.models.safetensors_checkpoint import SafetensorsCheckpoint
 from noria.kernels.choice import Sizes, choose
 from noria.kernels.layout import RaggedLayout
 from noria.kernels.pools import KVPools
 from tests.engine.models.families import CONFIGS, tiny_model
+from tests.engine.models.gguf_writing import ARCHITECTURES, write_gguf
 
 BLOCK_SIZE, BLOCKS_PER_ROW = 16, 8
 DECODED = 20
@@ -95,7 +97,7 @@ def check(model: Decoder, reference: Any, lengths: list[int], **options: int) ->
         assert float((logits - wanted).abs().max()) < TOLERANCE * float(wanted.abs().max())
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name != "qwen3-moe-all"])
 def test_a_family_computes_what_transformers_does(name: str, tmp_path: Path) -> None:
     reference = tiny_model(name)
     reference.save_pretrained(tmp_path, max_shard_size="100KB")
@@ -111,3 +113,15 @@ def test_a_family_computes_what_transformers_does(name: str, tmp_path: Path) -> 
             continue
         check(model, reference, [33])
         check(model, reference, PROMPTS, chunk=25 if kernels == "native" else 0)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_gguf_file_of_a_family_computes_the_same(name: str, tmp_path: Path) -> None:
+    reference = tiny_model(name)
+    write_gguf(tmp_path / "tiny.gguf", reference, ARCHITECTURES[name])
+    checkpoint = GGUFCheckpoint(tmp_path / "tiny.gguf")
+    assert checkpoint.spec().num_parameters == sum(p.numel() for p in reference.parameters())
+    if name == "phi4-mini":  # longrope: as a text of this length has it
+        check(decoder(checkpoint, "native", 90 + DECODED), reference, [90])
+    else:
+        check(decoder(checkpoint, "native"), reference, PROMPTS, chunk=25)
