@@ -17,6 +17,7 @@ from torch import Tensor
 
 from noria.kernels.compiles import Compiles
 from noria.kernels.cpu.library import Unavailable
+from noria.kernels.cpu.pages import HugePages
 from noria.kernels.cpu.structs import Batch, Layer, Linear, Pools, Segment
 from noria.kernels.layers import LayerWeights
 from noria.kernels.layout import RaggedLayout
@@ -87,6 +88,7 @@ class NativeOps:
         self._library = library
         self._threads = threads
         self._scratch = torch.empty(0, dtype=torch.uint8)
+        self._memory = HugePages()
 
     def _run(self, name: str, *arguments: Any) -> None:
         """Call a function of the library with scratch of the size that it asks for."""
@@ -116,7 +118,7 @@ class NativeOps:
     def _pack(self, kind: int, parts: list[Weight]) -> Tensor:
         """uint8, in the layout of packed.h."""
         rows, in_features = sum(part.shape[0] for part in parts), parts[0].shape[1]
-        data = torch.zeros(self._library.noria_packed_bytes(kind, rows, in_features), dtype=torch.uint8)
+        data = self._memory.zeros(self._library.noria_packed_bytes(kind, rows, in_features))
         first = 0
         for part in parts:
             count = part.shape[0]
