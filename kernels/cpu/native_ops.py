@@ -269,7 +269,7 @@ def _kind(weight: Weight) -> int:
         return Q8 if weight.half_scales and weight.group_size == 32 else Q8_16
     for kind, dtype in ((F16, torch.float16), (BF16, torch.bfloat16)):
         # Some rows at a time: a large table need not be there three times over.
-        if all(torch.equal(rows.to(dtype).to(rows.dtype), rows) for rows in weight.split(4096)):
+        if all(torch.equal(rows.to(dtype).to(rows.dtype), rows) for rows in torch.split(weight, 4096)):
             return kind
     return F32
 
