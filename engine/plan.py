@@ -81,7 +81,7 @@ def plan(config: EngineConfig, given: Rendezvous | None = None) -> Plan:
         raise ValueError(f"--max-model-len {config.max_model_len} is more than the model's {spec.max_len}")
     max_model_len = config.max_model_len or spec.max_len
     group = part.num_heads // part.num_kv_heads
-    sizes = Sizes(spec.hidden_size, spec.head_dim, part.ffn_step, config.block_size, group, spec.is_capped)
+    sizes = Sizes(spec.hidden_size, spec.head_dim, part.ffn_step, config.block_size, group, spec.beyond_triton)
     threads = config.threads or max(1, (os.cpu_count() or 1) // here)
     if parallel.size > 1 and torch.cuda.is_available():
         torch.cuda.set_device(given.local_rank)
