@@ -62,6 +62,7 @@ def assemble(plan: Plan, progress: Progress | None = None) -> Assembly:
     executor, loaded, plan = _executor(plan, progress)
     for step in warm_up_steps(plan):
         executor.run(step)
+    plan.ops.compiles.num = 0
     config, spec = plan.config, plan.spec
     policy = POLICIES[config.policy]
     scheduler = Scheduler(
@@ -89,6 +90,7 @@ def assemble(plan: Plan, progress: Progress | None = None) -> Assembly:
         fingerprint=loaded.fingerprint,
         embedding_size=spec.hidden_size,
         pooling=plan.pooling,
+        deterministic=plan.deterministic,
         tool_parser=config.tool_parser,
         reasoning_parser=config.reasoning_parser,
     )

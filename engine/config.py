@@ -82,6 +82,10 @@ class EngineConfig(Settings):
         "auto",
         description="What computes: Triton on a GPU, the C library (native), plain torch, or the first that runs here",
     )
+    deterministic: bool = Field(
+        False,
+        description="The same bits for a token in any batch; on a GPU that is slower, with the C kernels always so",
+    )
     dtype: Literal["auto", "fp32", "fp16", "bf16"] = Field(
         "auto",
         description="Precision of weights that are floats; auto: as the files have them, bf16 on a GPU",

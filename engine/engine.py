@@ -27,6 +27,7 @@ from noria.engine.waiting_room import WaitingRoom
 from noria.engine.wheel import Wheel
 from noria.engine.wire.broker import BrokerUnavailable, EngineBroker
 from noria.engine.wire.messages import CLASSES, Claimed, FinishReason, ModelCard, TokenFrame, TokenLogprob
+from noria.kernels.compiles import Compiles
 
 log = structlog.get_logger("noria.engine")
 
@@ -59,6 +60,7 @@ class Engine:
         trace: IterationLog | None = None,
         wheel: Wheel | None = None,
         spans: EngineSpans | None = None,
+        compiles: Compiles | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
@@ -77,7 +79,7 @@ class Engine:
         self._outbox: dict[str, list[TokenFrame]] = defaultdict(list)  # by gateway, until the store has them
         self._gone_until: dict[str, float] = {}  # by gateway, monotonic
         self._away_since: float | None = None  # monotonic time since the store stopped answering
-        self.statistics = Statistics(scheduler, self._waiting, grammars.counts)
+        self.statistics = Statistics(scheduler, self._waiting, grammars.counts, compiles or Compiles())
         self.last_turn = time.monotonic()  # heartbeat and liveness end when this grows old
 
     def run(self, stop: threading.Event, hurry: threading.Event | None = None, drain_seconds: float = 0.0) -> None:

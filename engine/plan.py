@@ -20,7 +20,7 @@ from noria.engine.models.shards import Shares
 from noria.engine.models.source import ModelSource, resolve
 from noria.engine.models.spec import ModelSpec
 from noria.engine.parallel import Parallel
-from noria.kernels.choice import Sizes, choose
+from noria.kernels.choice import OnGPU, Sizes, choose
 from noria.kernels.ops import Ops
 from noria.kernels.pools import kv_bytes_per_block
 
@@ -49,6 +49,7 @@ class Plan:
     max_model_len: int
     num_blocks: int
     kv_bytes: int
+    deterministic: bool
     precision: Precision
     activations: torch.dtype  # hidden states, as the operations give them
     kv_dtype: torch.dtype
@@ -85,8 +86,13 @@ def plan(config: EngineConfig, given: Rendezvous | None = None) -> Plan:
     threads = config.threads or max(1, (os.cpu_count() or 1) // here)
     if parallel.size > 1 and torch.cuda.is_available():
         torch.cuda.set_device(given.local_rank)
-    on_gpu = torch.bfloat16 if config.dtype == "auto" else DTYPES[config.dtype]
+    on_gpu = OnGPU(torch.bfloat16 if config.dtype == "auto" else DTYPES[config.dtype], config.deterministic)
     ops = choose(config.kernels, sizes, threads, lambda why: log.warning("slower kernels compute", reason=why), on_gpu)
+    deterministic = (
+        ops.deterministic and spec.keeps_bits and parallel.tp == 1
+    )  # sums over shards are rounded as they are sent
+    if config.deterministic and not deterministic:
+        raise ValueError("--deterministic needs the C kernels or a GPU, --tp 1, and a model whose layers are all ours")
     precision = _precision(config, ops)
     kv_dtype = DTYPES[_kv_dtype(precision, ops) if config.kv_dtype == "auto" else config.kv_dtype]
     block_bytes = kv_bytes_per_block(part.num_layers, config.block_size, part.num_kv_heads, spec.head_dim, kv_dtype)
@@ -114,8 +120,9 @@ def plan(config: EngineConfig, given: Rendezvous | None = None) -> Plan:
         max_model_len=max_model_len,
         num_blocks=num_blocks,
         kv_bytes=num_blocks * block_bytes,
+        deterministic=deterministic,
         precision=precision,
-        activations=on_gpu if ops.name == "triton" else torch.float32,
+        activations=on_gpu.dtype if ops.name == "triton" else torch.float32,
         kv_dtype=kv_dtype,
         pooling=pooling,
         threads=threads,

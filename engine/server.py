@@ -118,7 +118,15 @@ def _serve(
     wheel = _wheel(planned, broker.engine_id)
     spans = None if tracer is None else EngineSpans(tracer, assembly.card.id, broker.engine_id)
     engine = Engine(
-        assembly.scheduler, assembly.executor, broker, assembly.card, assembly.grammars, trace, wheel, spans
+        assembly.scheduler,
+        assembly.executor,
+        broker,
+        assembly.card,
+        assembly.grammars,
+        trace,
+        wheel,
+        spans,
+        planned.ops.compiles,
     )
     broker.register(assembly.card, assembly.tokenizer_files)
     if pages is not None:

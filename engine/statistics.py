@@ -14,6 +14,7 @@ from noria.engine.scheduling.scheduler import Scheduler
 from noria.engine.trace import Times
 from noria.engine.waiting_room import WaitingRoom
 from noria.engine.wire.messages import ITERATION_ROWS, ITERATION_SECONDS, EngineStats, FinishReason
+from noria.kernels.compiles import Compiles
 
 PUBLISH_EVERY = 0.25  # seconds; and always when the engine becomes idle, so that gauges fall to zero
 
@@ -21,10 +22,11 @@ PUBLISH_EVERY = 0.25  # seconds; and always when the engine becomes idle, so tha
 class Statistics:
     """Counters since the start; gauges are read off the scheduler when the record is made."""
 
-    def __init__(self, scheduler: Scheduler, waiting: WaitingRoom, grammars: GrammarCounts) -> None:
+    def __init__(self, scheduler: Scheduler, waiting: WaitingRoom, grammars: GrammarCounts, compiles: Compiles) -> None:
         self._scheduler = scheduler
         self._waiting = waiting
         self._grammars = grammars
+        self._compiles = compiles
         self._published = 0.0
         self._was_idle = False
         self.latest = EngineStats()  # as published last; other threads may read it
@@ -103,4 +105,5 @@ class Statistics:
             grammars_failed_total=self._grammars.failed,
             grammar_cache_hits_total=self._grammars.hits,
             grammar_seconds_total=round(self._grammars.seconds, 6),
+            kernel_compiles_total=self._compiles.num,
         )

@@ -32,21 +32,25 @@ class Sizes:
     beyond_triton: str = ""  # what the model needs that the Triton kernels have not
 
 
+@dataclass(frozen=True, slots=True)
+class OnGPU:
+    """How a GPU computes: see `TritonOps`. CPUs compute in float32."""
+
+    dtype: torch.dtype = torch.bfloat16
+    deterministic: bool = False
+
+
 def choose(
-    kind: str,
-    sizes: Sizes,
-    threads: int,
-    note: Callable[[str], None] | None = None,
-    dtype: torch.dtype = torch.bfloat16,
+    kind: str, sizes: Sizes, threads: int, note: Callable[[str], None] | None = None, on_gpu: OnGPU | None = None
 ) -> Ops:
     """The backend named by `kind`; "auto" is the first that can be had and serves such sizes: Triton where there is a
-    GPU, the C library, torch. `note` is told why one was passed over that should have been there. `dtype` is what a GPU
-    computes in; CPUs do in float32. Raises ValueError where one that was named cannot be had."""
+    GPU, the C library, torch. `note` is told why one was passed over that should have been there. Raises ValueError
+    where one that was named cannot be had."""
     if kind not in KINDS:
         raise ValueError(f"kernels {kind!r} are not known: {', '.join(KINDS)}")
     if kind == "triton" or (kind == "auto" and torch.cuda.is_available()):
         try:
-            return _triton(sizes, dtype)
+            return _triton(sizes, on_gpu or OnGPU())
         except Unavailable as error:
             _pass_over("triton", kind, error, note)
     if kind != "torch":
@@ -65,7 +69,7 @@ def _pass_over(name: str, kind: str, error: Unavailable, note: Callable[[str], N
         note(f"no {name} kernels: {error}")
 
 
-def _triton(sizes: Sizes, dtype: torch.dtype) -> Ops:
+def _triton(sizes: Sizes, on_gpu: OnGPU) -> Ops:
     """Raises Unavailable, with the reason."""
     if sizes.beyond_triton:
         raise Unavailable(f"they have no {sizes.beyond_triton}")
@@ -76,7 +80,7 @@ def _triton(sizes: Sizes, dtype: torch.dtype) -> Ops:
         from noria.kernels.triton_ops import TritonOps
     except ImportError as error:
         raise Unavailable(f"pip install 'noria[cuda]' ({error})") from error
-    ops = TritonOps(torch.device("cuda"), dtype)
+    ops = TritonOps(torch.device("cuda"), on_gpu.dtype, deterministic=on_gpu.deterministic)
     try:
         ops.check_heads(sizes.head_dim, sizes.group)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Tiles and launch options of the attention kernels, checked in: nothing is tuned while serving.
+"""Tiles and launch options of the Triton kernels, checked in: nothing is tuned while serving.
 
 Every row was compiled ahead of time and neither spills nor takes too much shared memory; `tests/kernels` holds that.
 Knows no kernel and no device but by its number.
@@ -29,6 +29,38 @@ class Tile:
     def queries_at_once(self, group: int) -> int:
         """Query tokens of a prefill tile whose rows hold `group` heads of each."""
         return self.block_m // group
+
+
+@dataclass(frozen=True, slots=True)
+class LinearTile:
+    """`block_m` tokens times `block_n` outputs, `block_k` inputs at a time."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+
+    @property
+    def options(self) -> dict[str, int | bool]:
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": True}
+
+
+# (sm, bytes of an element) -> the one tile of `invariant_linear`: as tall as an instruction of sm 9.0's tensor cores,
+# so that few decode rows waste little
+LINEAR_TABLE: dict[tuple[int, int], LinearTile] = {
+    (90, 2): LinearTile(64, 128, 64, 4, 4),
+    (80, 2): LinearTile(64, 128, 64, 4, 3),
+    (80, 4): LinearTile(32, 64, 32, 4, 3),
+}
+
+
+def linear_tile_for(sm: int, element_size: int) -> LinearTile:
+    """Raises ValueError below compute capability 8.0."""
+    fitting = [key for key in LINEAR_TABLE if key[0] <= sm and key[1] >= element_size]
+    if not fitting:
+        raise ValueError(f"the Triton kernels need compute capability 8.0, not {sm / 10:.1f}")
+    return LINEAR_TABLE[min(fitting, key=lambda key: (key[1], -key[0]))]
 
 
 # (sm, head size up to, query heads of a KV head up to, phase) -> tile, for elements of 16 bits

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from noria.kernels.compiles import Compiles
 from noria.kernels.layout import RaggedLayout
 from noria.kernels.pools import KVPools
 from noria.kernels.weights import Weight
@@ -35,6 +36,8 @@ class Ops(Protocol):
     activations lie and how precise they are: float32 on the CPU. Called by one thread at a time."""
 
     name: str
+    deterministic: bool  # whether a token has the same bits alone and in any batch
+    compiles: Compiles
     device: torch.device  # of activations and pools; ids, positions, layouts and angles come from the CPU
 
     def pack_linear(self, parts: Sequence[Weight], bias: Tensor | None = None) -> Any:

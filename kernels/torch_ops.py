@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from noria.kernels import torch_attention
+from noria.kernels.compiles import Compiles
 from noria.kernels.layers import LayerForm, LayerWeights, run_layers
 from noria.kernels.layout import RaggedLayout
 from noria.kernels.ops import Scores
@@ -50,6 +51,8 @@ class TorchOps:
     """See `ops.Ops`. Pools are [num_blocks, block_size, Hk, D]."""
 
     name = "torch"
+    deterministic = False
+    compiles = Compiles()  # none, ever
     device = torch.device("cpu")
 
     def pack_linear(self, parts: Sequence[Weight], bias: Tensor | None = None) -> PackedLinear:

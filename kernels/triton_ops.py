@@ -10,10 +10,13 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+import triton
 from torch import Tensor
 
 from noria.kernels import elementwise
-from noria.kernels.configs import Tile, tile_for
+from noria.kernels.compiles import Compiles
+from noria.kernels.configs import Tile, linear_tile_for, tile_for
+from noria.kernels.invariant_linear import invariant_linear
 from noria.kernels.layers import LayerWeights
 from noria.kernels.layout import RaggedLayout
 from noria.kernels.ops import Scores
@@ -46,18 +49,24 @@ class StepPlan:
 
 
 class TritonOps:
-    """See `ops.Ops`. Weights and activations have `dtype`; pools are [num_blocks, block_size, Hk, D].
+    """See `ops.Ops`. Weights and activations have `dtype`; pools are [num_blocks, block_size, Hk, D]. Where it is
+    `deterministic`, linears have the same bits in any batch too, at the price of speed; all else always has.
 
     On the CPU it runs in Triton's interpreter alone, and in float32: for tests.
     """
 
     name = "triton"
 
-    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, device: torch.device, dtype: torch.dtype, *, deterministic: bool = False) -> None:
         self.device = device
+        self.deterministic = deterministic
+        self.compiles = Compiles()
+        triton.knobs.runtime.jit_cache_hook = self.compiles.hook(triton.knobs.runtime.jit_cache_hook)
         self._dtype = dtype
         major, minor = torch.cuda.get_device_capability(device) if device.type == "cuda" else divmod(INTERPRETED_SM, 10)
         self._sm = 10 * major + minor
+        on_gpu = device.type == "cuda"
+        self._programs = torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else 1
         self._table: Tensor | None = None  # the angles that were moved last, and where they came from
         self._angles = torch.empty(0)
 
@@ -73,7 +82,11 @@ class TritonOps:
         return PackedLinear(weight, None if bias is None else bias.to(self.device, self._dtype))
 
     def linear(self, x: Tensor, packed: PackedLinear, add_to: Tensor | None = None) -> Tensor:
-        product = F.linear(x, packed.weight, packed.bias)
+        if self.deterministic:
+            tile = linear_tile_for(self._sm, self._dtype.itemsize)
+            product = invariant_linear(x, packed.weight, packed.bias, tile, self._programs)
+        else:
+            product = F.linear(x, packed.weight, packed.bias)
         return product if add_to is None else add_to.add_(product)
 
     def pack_norm(self, weight: Tensor) -> Tensor:

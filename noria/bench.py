@@ -18,13 +18,12 @@ from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
-import aiohttp
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from noria.load import Client, Done, LoadError, Outcome, Target, calibrate, first_model, summary, takes
+from noria.load import Client, Done, LoadError, Outcome, Target, calibrate, first_model, open_session, summary, takes
 from noria.options import BadSetting, check_lengths
 from noria.replay import Workload
 from noria.store_address import kept_api_key
@@ -125,8 +124,7 @@ async def _measure(
     target: Target, workload: Workload, loads: Sequence[tuple[str, float]], timeout: float, found: list[dict[str, Any]]
 ) -> None:
     """A result for each load, added to `found` as it is ready. Raises LoadError."""
-    limits = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=timeout)
-    async with aiohttp.ClientSession(timeout=limits, connector=aiohttp.TCPConnector(limit=0)) as session:
+    async with open_session(timeout) as session:
         target = replace(target, model=target.model or await first_model(session, target.base_url, target.headers))
         plain = replace(target, extra={})
         salt = secrets.token_hex(8)  # so that no cache knows the words of an earlier run

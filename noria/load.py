@@ -136,6 +136,13 @@ class Client:
         return list(await asyncio.gather(*map(one, arrivals)))
 
 
+def open_session(patience: float) -> aiohttp.ClientSession:
+    """A connection for each request: there are servers that close a kept one just as the next request goes out.
+    `patience`: seconds without a byte after which a request failed."""
+    limits = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=patience)
+    return aiohttp.ClientSession(timeout=limits, connector=aiohttp.TCPConnector(limit=0, force_close=True))
+
+
 async def first_model(session: aiohttp.ClientSession, base_url: str, headers: Mapping[str, str]) -> str:
     """The first model that the server lists. Raises LoadError."""
     try:
@@ -199,6 +206,7 @@ async def _read(response: aiohttp.ClientResponse, outcome: Outcome) -> None:
         if "error" in event:
             outcome.error = _error_of(200, data)
             return
+        ended = ended or any(choice.get("finish_reason") for choice in event.get("choices") or ())
         if any(_texts(event)):
             outcome.token_times.append(perf_counter())
         if usage := event.get("usage"):

@@ -128,6 +128,12 @@ class ModelSpec:
         return bool(self.attention_softcap) or any(layer.window for layer in self.layers)
 
     @property
+    def keeps_bits(self) -> bool:
+        """Whether what torch computes beside a backend's operations rounds a token alike wherever in a batch it lies:
+        its vectorised gelu and tanh do not."""
+        return not self.foreign_parameters and self.gated and self.activation != "gelu" and not self.logit_softcap
+
+    @property
     def beyond_triton(self) -> str:
         """What the Triton kernels lack for this model."""
         if self.foreign_parameters:

@@ -53,6 +53,7 @@ _HELP = {
         "Requests whose grammar was there already, or on its way",
     ),
     "grammar_seconds_total": ("grammar_seconds", "Time spent compiling grammars"),
+    "kernel_compiles_total": ("kernel_compiles", "GPU kernels compiled after the warm-up: there should be none"),
     "draining": ("draining", "1 while the engine claims nothing more and ends what it has"),
 }
 _GAUGES = frozenset(

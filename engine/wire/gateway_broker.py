@@ -9,10 +9,8 @@ import asyncio
 import math
 import random
 import secrets
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -26,9 +24,7 @@ from noria.engine.wire.connection import (
     LOG,
     MAX_BLOCK,
     POSITION,
-    REGISTER,
     RELEASE,
-    SNAPSHOT,
     AsyncStore,
     BrokerUnavailable,
     StoreFault,
@@ -36,17 +32,15 @@ from noria.engine.wire.connection import (
 from noria.engine.wire.engine_broker import DEAD_LENGTH, MAX_DEATHS
 from noria.engine.wire.messages import (
     CLASSES,
-    EngineStats,
     GenerationRequest,
     ModelCard,
     TokenFrame,
     TokenizerFiles,
-    decode_card,
     decode_frames,
-    decode_stats,
     decode_tokenizer,
     encode,
 )
+from noria.engine.wire.pool_status import ModelStatus, PoolSnapshots
 from noria.engine.wire.publish import POISON, final_publications, publication, published
 from noria.engine.wire.slots import Command
 
@@ -59,9 +53,6 @@ LOOKS_MISSED = 3
 """Reapings left out by all gateways that say that the store was away."""
 COMEBACK = 5.0
 """Seconds that engines then have to renew their leases: they try every second."""
-
-MODELS_FRESH_FOR = 1.0
-"""Seconds for which `models()` answers from memory (a failure: a quarter of it)."""
 
 DAY = 86_400.0
 """Seconds that a log without an end is kept."""
@@ -84,21 +75,6 @@ log = structlog.get_logger(__name__)
 __all__ = ["GatewayBroker", "ModelStatus", "QueueFull", "QueueLimits", "QueuePosition", "TenantQueueFull"]
 
 
-@dataclass(frozen=True, slots=True)
-class ModelStatus:
-    """One pool as seen now. A pool without engines stays known for `keys.CARD_TTL` seconds."""
-
-    card: ModelCard
-    engines: dict[str, EngineStats]  # engines with a live lease
-    queued: dict[str, int]  # requests waiting, by class
-    queued_tokens: int = 0  # of those: prompt and output at most
-
-    @property
-    def takes_requests(self) -> bool:
-        """Whether an engine is there that claims: one that drains ends what it has and goes."""
-        return any(not stats.draining for stats in self.engines.values())
-
-
 class GatewayBroker:
     """One gateway process' connection to the store. All methods raise BrokerUnavailable and StoreFault unless they say
     otherwise."""
@@ -118,12 +94,7 @@ class GatewayBroker:
         self._stream_ttl_ms = int(stream_ttl * 1000)
         self._limits = limits or QueueLimits()
         self._last_read: bytes = b"0-0"
-        self._pools: list[str] = []
-        self._cards: dict[str, tuple[bytes, ModelCard]] = {}
-        self._models: list[ModelStatus] = []
-        self._models_error: BrokerUnavailable | None = None
-        self._models_until = 0.0  # monotonic
-        self._models_lock = asyncio.Lock()
+        self._snapshots = PoolSnapshots(self._store)
         self._housekeeping: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -162,14 +133,8 @@ class GatewayBroker:
         return True
 
     async def models(self) -> list[ModelStatus]:
-        """Every known pool, with or without engines; at most `MODELS_FRESH_FOR` old. Cheap enough for each request."""
-        if time.monotonic() >= self._models_until:
-            async with self._models_lock:  # one look at the store, however many ask
-                if time.monotonic() >= self._models_until:
-                    await self._look()
-        if self._models_error is not None:
-            raise self._models_error
-        return self._models
+        """Every known pool, with or without engines; see `PoolSnapshots.models`."""
+        return await self._snapshots.models()
 
     async def tokenizer(self, model_id: str) -> TokenizerFiles:
         """The model's tokenizer and template files. Raises KeyError for a pool that is not known."""
@@ -368,38 +333,6 @@ class GatewayBroker:
                 ("XADD", self._stream, "*", "boot", self.boot_id),
                 ("PEXPIRE", self._stream, self._stream_ttl_ms),
             )
-
-    async def _look(self) -> None:
-        try:
-            known = self._pools
-            replies = await self._store.run(REGISTER(keys.POOLS, "", 0), *(SNAPSHOT(keys.pool(p)) for p in known))
-            snapshots = dict(zip(known, replies[1:], strict=True))
-            self._pools = [model_id.decode() for model_id in replies[0]]
-            new = [p for p in self._pools if p not in snapshots]
-            if new:
-                snapshots.update(zip(new, await self._store.run(*(SNAPSHOT(keys.pool(p)) for p in new)), strict=True))
-            statuses = [self._status(p, snapshots[p]) for p in self._pools if snapshots[p][0] is not None]
-            self._models = [status for status in statuses if status is not None]
-            self._models_error = None
-            self._models_until = time.monotonic() + MODELS_FRESH_FOR
-        except BrokerUnavailable as error:
-            self._models_error = error
-            self._models_until = time.monotonic() + MODELS_FRESH_FOR / 4
-
-    def _status(self, model_id: str, snapshot: Sequence[Any]) -> ModelStatus | None:
-        blob, engines, depths, tokens = snapshot
-        known = self._cards.get(model_id)
-        try:
-            if known is None or known[0] != blob:
-                known = self._cards[model_id] = (blob, decode_card(blob))
-            stats = {
-                engine.decode(): decode_stats(packed) if packed else EngineStats()
-                for engine, packed in zip(engines[::2], engines[1::2], strict=True)
-            }
-        except msgspec.DecodeError as error:  # a pool of another version hides itself, not the others
-            log.warning("a pool cannot be read", model=model_id, reason=str(error))
-            return None
-        return ModelStatus(known[1], stats, dict(zip(CLASSES, depths, strict=True)), tokens)
 
 
 def _unpack(packed: bytes) -> list[TokenFrame]:

@@ -172,6 +172,7 @@ class ModelCard(msgspec.Struct, frozen=True):
     fingerprint: str  # system_fingerprint: weights, precision and version
     embedding_size: int = 0  # numbers in a pooled request's vector; 0: this model gives none
     pooling: str = "mean"  # how this model's vectors are to be made: "mean" or "last"
+    deterministic: bool = False  # whether a token has the same bits alone and in any batch
     tool_parser: str = "auto"  # one of TOOL_PARSERS
     reasoning_parser: str = "auto"  # one of REASONING_PARSERS
     wire_version: int = WIRE_VERSION
@@ -225,6 +226,7 @@ class EngineStats(msgspec.Struct, frozen=True):
     grammars_failed_total: int = 0  # refused, or cut off at a limit
     grammar_cache_hits_total: int = 0
     grammar_seconds_total: float = 0.0  # from asking for a grammar that is not in the cache to the answer
+    kernel_compiles_total: int = 0  # after the warm-up: each held up an iteration
 
 
 class Claimed(msgspec.Struct, frozen=True):

@@ -71,6 +71,7 @@ def _shape(name: str, status: ModelStatus) -> dict[str, Any]:
         "root": card.id,
         "max_model_len": card.max_model_len,
         "aliases": list(card.aliases),
+        "deterministic": card.deterministic,
         "status": "ready" if status.takes_requests else "unavailable",
     }
 

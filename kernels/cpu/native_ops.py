@@ -15,7 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from noria.kernels.compiles import Compiles
 from noria.kernels.cpu.library import Unavailable
+from noria.kernels.cpu.pages import HugePages
 from noria.kernels.cpu.structs import Batch, Layer, Linear, Pools, Segment
 from noria.kernels.layers import LayerWeights
 from noria.kernels.layout import RaggedLayout
@@ -78,12 +80,15 @@ class NativeOps:
     """See `ops.Ops`. Pools are [pages, Hk, D, 16] for keys and [pages, Hk, 16, D] for values."""
 
     name = "native"
+    deterministic = True
+    compiles = Compiles()  # none, ever
     device = torch.device("cpu")
 
     def __init__(self, library: ctypes.CDLL, threads: int) -> None:
         self._library = library
         self._threads = threads
         self._scratch = torch.empty(0, dtype=torch.uint8)
+        self._memory = HugePages()
 
     def _run(self, name: str, *arguments: Any) -> None:
         """Call a function of the library with scratch of the size that it asks for."""
@@ -113,7 +118,7 @@ class NativeOps:
     def _pack(self, kind: int, parts: list[Weight]) -> Tensor:
         """uint8, in the layout of packed.h."""
         rows, in_features = sum(part.shape[0] for part in parts), parts[0].shape[1]
-        data = torch.zeros(self._library.noria_packed_bytes(kind, rows, in_features), dtype=torch.uint8)
+        data = self._memory.zeros(self._library.noria_packed_bytes(kind, rows, in_features))
         first = 0
         for part in parts:
             count = part.shape[0]

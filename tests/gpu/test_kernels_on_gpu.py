@@ -78,3 +78,14 @@ def test_no_batch_compiles_anything_new_after_a_warm_up(compiles: list[str]) -> 
         decode = [(chance.randrange(2000), 1) for _ in range(chance.randrange(5))]
         step([*decode, *((chance.randrange(500), chance.randint(1, 80)) for _ in range(3))], len(decode))
     assert not compiles
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_deterministic_linears_have_the_same_bits_at_any_place_of_any_batch(dtype: torch.dtype) -> None:
+    ops = TritonOps(GPU, dtype, deterministic=True)
+    packed = ops.pack_linear([torch.randn(1000, 576)])
+    x = torch.randn(300, 576, dtype=dtype, device=GPU)
+    whole, order = ops.linear(x, packed), torch.randperm(300, device=GPU)
+    assert torch.equal(ops.linear(x[order], packed), whole[order])
+    for count in (1, 7, 31, 64, 200):
+        assert torch.equal(ops.linear(x[order[:count]], packed), whole[order[:count]])

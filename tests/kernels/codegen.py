@@ -27,7 +27,7 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from noria.kernels import configs, elementwise, ragged_decode, ragged_prefill
+from noria.kernels import configs, elementwise, invariant_linear, ragged_decode, ragged_prefill
 from noria.kernels.ragged_decode import DecodeRows, decode_attention
 from noria.kernels.ragged_prefill import PrefillRows, prefill_attention
 
@@ -198,8 +198,23 @@ def small_launches() -> list[Launch]:
     return [merge, *launches]
 
 
+def linear_launch(tile: configs.LinearTile, dtype: torch.dtype) -> Launch:
+    x, weight = (torch.empty(rows, 576, dtype=dtype, device="meta") for rows in (37, 1000))
+    with recorded(invariant_linear, "linear_kernel") as launches:
+        invariant_linear.invariant_linear(x, weight, weight[:, 0], tile, 132)
+    return launches[0]
+
+
 def compile_small(sm: int) -> list[Code]:
-    return [compiled(f"sm_{sm} {launch.kernel.__name__}", launch, sm) for launch in small_launches()]
+    """Those of `small_launches`, and linears."""
+    linears = [
+        (f"sm_{sm} linear {str(dtype).removeprefix('torch.')}", linear_launch(tile, dtype))
+        for (at, size), tile in configs.LINEAR_TABLE.items()
+        for dtype in ([torch.bfloat16] if size == 2 else [torch.float32])
+        if at == sm
+    ]
+    named = [(f"sm_{sm} {launch.kernel.__name__}", launch) for launch in small_launches()]
+    return [compiled(name, launch, sm) for name, launch in named + linears]
 
 
 def compile_variant(variant: Variant) -> Code:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import triton
 
 from bench import tiny_model
 from noria.engine.execution.model_runner import ModelRunner
@@ -87,3 +88,14 @@ def test_integers_move_in_one_piece_and_stay_aligned() -> None:
     moved = ops._moved(*parts, torch.arange(6).view(2, 3))
     assert [part.tolist() for part in moved] == [list(range(5)), [], list(range(7)), [[0, 1, 2], [3, 4, 5]]]
     assert all((part.data_ptr() - moved[0].data_ptr()) % 16 == 0 for part in moved if part.numel())
+
+
+def test_kernels_that_are_compiled_are_counted_beside_other_hooks() -> None:
+    knobs, before, heard = triton.knobs.runtime, triton.knobs.runtime.jit_cache_hook, []
+    try:
+        knobs.jit_cache_hook = lambda **known: heard.append(known["repr"])
+        ops = TritonOps(DEVICE, torch.float32)
+        knobs.jit_cache_hook(repr="some_kernel")
+        assert ops.compiles.num == 1 and heard == ["some_kernel"]
+    finally:
+        knobs.jit_cache_hook = before

@@ -66,7 +66,7 @@ async def _fill(url: str) -> None:
 
 async def _lapsed(gateway: GatewayBroker) -> bool:
     """Whether no engine but the living one has a lease."""
-    gateway._models_until = 0.0
+    gateway._snapshots._until = 0.0
     (status,) = await gateway.models()
     return set(status.engines) == {"engine-one"}
 

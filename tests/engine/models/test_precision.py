@@ -95,3 +95,10 @@ def test_less_memory_is_planned_for_fewer_bits(folder: Path) -> None:
         p.weight_bytes(spec, stored) for p in (Precision("auto", "q4"), Precision("auto", "int8"), Precision("bf16"))
     ]
     assert sizes == sorted(sizes) and sizes[-1] * 2 == Precision("fp32").weight_bytes(spec, stored) == stored
+
+
+def test_who_computes_the_same_bits_in_any_batch_says_so() -> None:
+    assert plan(EngineConfig(kernels="native", deterministic=True)).deterministic
+    assert not plan(EngineConfig(kernels="torch")).deterministic
+    with pytest.raises(ValueError, match="--deterministic needs the C kernels or a GPU"):
+        plan(EngineConfig(kernels="torch", deterministic=True))

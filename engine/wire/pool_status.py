@@ -1,0 +1,94 @@
+"""The pools as gateways see them: which models there are, their engines and what waits; looked at for all who ask.
+
+Knows how a pool is read; nothing of requests, and changes nothing but the register's list of those that are gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import structlog
+
+from noria.engine.wire import keys
+from noria.engine.wire.connection import REGISTER, SNAPSHOT, AsyncStore, BrokerUnavailable
+from noria.engine.wire.messages import CLASSES, EngineStats, ModelCard, decode_card, decode_stats
+
+FRESH_FOR = 1.0
+"""Seconds for which `models()` answers from memory (a failure: a quarter of it)."""
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStatus:
+    """One pool as seen now. A pool without engines stays known for `keys.CARD_TTL` seconds."""
+
+    card: ModelCard
+    engines: dict[str, EngineStats]  # engines with a live lease
+    queued: dict[str, int]  # requests waiting, by class
+    queued_tokens: int = 0  # of those: prompt and output at most
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether an engine is there that claims: one that drains ends what it has and goes."""
+        return any(not stats.draining for stats in self.engines.values())
+
+
+class PoolSnapshots:
+    """The last look at the pools, shared by everybody in this process."""
+
+    def __init__(self, store: AsyncStore) -> None:
+        self._store = store
+        self._pools: list[str] = []
+        self._cards: dict[str, tuple[bytes, ModelCard]] = {}
+        self._models: list[ModelStatus] = []
+        self._error: BrokerUnavailable | None = None
+        self._until = 0.0  # monotonic
+        self._lock = asyncio.Lock()
+
+    async def models(self) -> list[ModelStatus]:
+        """Every known pool, with or without engines; at most `FRESH_FOR` old. Cheap enough for each request."""
+        if time.monotonic() >= self._until:
+            async with self._lock:  # one look at the store, however many ask
+                if time.monotonic() >= self._until:
+                    await self._look()
+        if self._error is not None:
+            raise self._error
+        return self._models
+
+    async def _look(self) -> None:
+        try:
+            known = self._pools
+            replies = await self._store.run(REGISTER(keys.POOLS, "", 0), *(SNAPSHOT(keys.pool(p)) for p in known))
+            snapshots = dict(zip(known, replies[1:], strict=True))
+            self._pools = [model_id.decode() for model_id in replies[0]]
+            new = [p for p in self._pools if p not in snapshots]
+            if new:
+                snapshots.update(zip(new, await self._store.run(*(SNAPSHOT(keys.pool(p)) for p in new)), strict=True))
+            statuses = [self._status(p, snapshots[p]) for p in self._pools if snapshots[p][0] is not None]
+            self._models = [status for status in statuses if status is not None]
+            self._error = None
+            self._until = time.monotonic() + FRESH_FOR
+        except BrokerUnavailable as error:
+            self._error = error
+            self._until = time.monotonic() + FRESH_FOR / 4
+
+    def _status(self, model_id: str, snapshot: Sequence[Any]) -> ModelStatus | None:
+        blob, engines, depths, tokens = snapshot
+        known = self._cards.get(model_id)
+        try:
+            if known is None or known[0] != blob:
+                known = self._cards[model_id] = (blob, decode_card(blob))
+            stats = {
+                engine.decode(): decode_stats(packed) if packed else EngineStats()
+                for engine, packed in zip(engines[::2], engines[1::2], strict=True)
+            }
+        except msgspec.DecodeError as error:  # a pool of another version hides itself, not the others
+            log.warning("a pool cannot be read", model=model_id, reason=str(error))
+            return None
+        return ModelStatus(known[1], stats, dict(zip(CLASSES, depths, strict=True)), tokens)
