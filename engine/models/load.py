@@ -41,7 +41,7 @@ class LoadedModel:
 
 def inspect(source: ModelSource) -> ModelSpec:
     """The model's shape from the headers alone; `ModelSpec.weight_bytes` says what loading it will take."""
-    return _foreign().foreign_spec(source.path) if is_foreign(source) else _open(source).spec()
+    return _foreign().foreign_spec(source.path) if is_foreign(source) else open_checkpoint(source).spec()
 
 
 def is_foreign(source: ModelSource) -> bool:
@@ -61,7 +61,7 @@ def stored_bytes(source: ModelSource, parallel: Parallel = WHOLE) -> int:
     be divided so."""
     if is_foreign(source):
         return inspect(source).weight_bytes
-    checkpoint = _part(_open(source), parallel)
+    checkpoint = _part(open_checkpoint(source), parallel)
     return sum(checkpoint.num_bytes(name) for name in tensor_names(checkpoint.spec(), _ends(parallel)))
 
 
@@ -83,7 +83,7 @@ def load(
     """
     if is_foreign(source):
         return _load_foreign(source, ops, precision, parallel, progress)
-    whole = _open(source)
+    whole = open_checkpoint(source)
     # The tokenizer first: it is small, and a model without one cannot be served.
     tokenizer_files = (
         gguf_tokenizer_files(whole.file) if isinstance(whole, GGUFCheckpoint) else hf_tokenizer_files(source.path)
@@ -150,7 +150,8 @@ def _ends(parallel: Parallel) -> Ends:
     return Ends(parallel.is_first, parallel.is_last)
 
 
-def _open(source: ModelSource) -> GGUFCheckpoint | SafetensorsCheckpoint:
+def open_checkpoint(source: ModelSource) -> GGUFCheckpoint | SafetensorsCheckpoint:
+    """Read its headers. Raises ModelError."""
     return GGUFCheckpoint(source.path) if source.kind == "gguf" else SafetensorsCheckpoint(source.path)
 
 
