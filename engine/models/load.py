@@ -38,13 +38,13 @@ class LoadedModel:
 
 def inspect(source: ModelSource) -> ModelSpec:
     """The model's shape from the headers alone; `ModelSpec.weight_bytes` says what loading it will take."""
-    return _open(source).spec()
+    return open_checkpoint(source).spec()
 
 
 def stored_bytes(source: ModelSource, parallel: Parallel = WHOLE) -> int:
     """Bytes that the model's tensors, or a rank's part of them, take on disk. Raises ModelError where the model cannot
     be divided so."""
-    checkpoint = _part(_open(source), parallel)
+    checkpoint = _part(open_checkpoint(source), parallel)
     return sum(checkpoint.num_bytes(name) for name in tensor_names(checkpoint.spec(), _ends(parallel)))
 
 
@@ -64,7 +64,7 @@ def load(
 
     Raises ModelError when a file is broken, a tensor is missing or the architecture is not supported.
     """
-    whole = _open(source)
+    whole = open_checkpoint(source)
     # The tokenizer first: it is small, and a model without one cannot be served.
     tokenizer_files = (
         gguf_tokenizer_files(whole.file) if isinstance(whole, GGUFCheckpoint) else hf_tokenizer_files(source.path)
@@ -108,7 +108,8 @@ def _ends(parallel: Parallel) -> Ends:
     return Ends(parallel.is_first, parallel.is_last)
 
 
-def _open(source: ModelSource) -> GGUFCheckpoint | SafetensorsCheckpoint:
+def open_checkpoint(source: ModelSource) -> GGUFCheckpoint | SafetensorsCheckpoint:
+    """Read its headers. Raises ModelError."""
     return GGUFCheckpoint(source.path) if source.kind == "gguf" else SafetensorsCheckpoint(source.path)
 
 

@@ -50,7 +50,8 @@ class SafetensorsCheckpoint:
             raise ModelError(f"{folder}: no config.json in the folder")
         self._spec = self._read_spec()
         self._shapes = tensor_shapes(self._spec)
-        self._file_by_tensor: dict[str, Any] = {}
+        self._file_by_tensor: dict[str, Any] = {}  # for what the headers say
+        self._path_by_tensor: dict[str, Path] = {}
         self._open_files()
 
     def spec(self) -> ModelSpec:
@@ -65,7 +66,9 @@ class SafetensorsCheckpoint:
 
     def tensor(self, name: str, rows: slice = slice(None), columns: slice = slice(None)) -> Tensor:
         place = self._place(name)
-        piece = self._file_by_tensor[place.name].get_slice(place.name)
+        # Opened anew: what a mapping has read stays in memory as long as the mapping.
+        file: Any = safe_open(self._path_by_tensor[place.name], framework="pt")
+        piece = file.get_slice(place.name)
         try:
             values = _read(piece, place, rows, columns)
         except SafetensorError as error:
@@ -103,7 +106,9 @@ class SafetensorsCheckpoint:
                 raise ModelError(f"{path}: this shard is missing") from error
             except (SafetensorError, OSError) as error:
                 raise ModelError(f"{path}: broken or truncated safetensors file ({error})") from error
-            self._file_by_tensor.update(dict.fromkeys(file.keys(), file))  # type: ignore[no-untyped-call]
+            names_in_file = file.keys()  # type: ignore[no-untyped-call]
+            self._file_by_tensor.update(dict.fromkeys(names_in_file, file))
+            self._path_by_tensor.update(dict.fromkeys(names_in_file, path))
 
     def _read_spec(self) -> ModelSpec:
         config = self._config
