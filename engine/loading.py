@@ -35,7 +35,7 @@ def load_model(plan: Plan, progress: Progress | None = None, channel: DataChanne
     )
 
 
-def load_part(plan: Plan, channel: DataChannel) -> Decoder:
+def load_part(plan: Plan, channel: DataChannel) -> Model:
     """What another rank computes with."""
     torch.set_num_threads(plan.threads)
     return build_decoder(
