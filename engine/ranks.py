@@ -10,7 +10,7 @@ from noria.engine.execution.data_channel import ChannelBroken, DataChannel
 from noria.engine.execution.executor import RankLost
 from noria.engine.execution.ranks import RankExecutor
 from noria.engine.execution.rendezvous import Meeting
-from noria.engine.loading import Progress, load_stage
+from noria.engine.loading import Progress, load_model, new_stage
 from noria.engine.models.load import LoadedModel
 from noria.engine.plan import Plan
 
@@ -26,8 +26,8 @@ def start_ranks(
         for line in meeting.lines.values():
             line.send(Start(plan.num_blocks))
         channel = DataChannel(plan.parallel, meeting.store, plan.ops.device, meeting.host, plan.config.stuck_after)
-        stage, loaded = load_stage(plan, channel, lambda message: executor.take(0, message), progress)
-        executor.await_ready(stage)
+        loaded = load_model(plan, progress, channel)
+        executor.await_ready(new_stage(plan, loaded.model, channel, lambda message: executor.take(0, message)))
     except (LineClosed, ChannelBroken) as error:
         executor.close()
         executor.check()  # knows better why

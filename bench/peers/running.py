@@ -13,6 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -52,17 +53,26 @@ class Running:
         raise Failed(f"{said[-1].strip()[:200]}; all of it: {self._log}")
 
     def _tree(self) -> list[psutil.Process]:
+        if self._process.poll() is not None:
+            return []
         parent = psutil.Process(self._process.pid)
         return [parent, *parent.children(recursive=True)]
 
     def cpu_seconds(self) -> float:
         """Of all its processes that live, and of those that they have seen end."""
-        times = [process.cpu_times() for process in self._tree()]
-        return sum(t.user + t.system + t.children_user + t.children_system for t in times)
+        total = 0.0
+        for process in self._tree():
+            with suppress(psutil.NoSuchProcess):
+                total += sum(process.cpu_times()[:4])  # user, system, and both of children that were waited for
+        return total
 
     def memory(self) -> int:
         """Resident bytes, what its processes share counted once."""
-        return sum(process.memory_full_info().pss for process in self._tree())
+        total = 0
+        for process in self._tree():
+            with suppress(psutil.NoSuchProcess):  # it ended since, or has ended and nobody has asked how
+                total += process.memory_full_info().pss
+        return total
 
     def stop(self) -> None:
         for number in (signal.SIGTERM, signal.SIGKILL):

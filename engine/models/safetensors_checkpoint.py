@@ -39,6 +39,13 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
+def refuse_quantised(folder: Path, config: dict[str, Any]) -> None:
+    """Raises ModelError for weights that were quantised by a method of its own."""
+    if config.get("quantization_config"):
+        method = config["quantization_config"].get("quant_method", "unnamed")
+        raise ModelError(f"{folder}: quantised checkpoints ({method}) are not supported")
+
+
 class SafetensorsCheckpoint:
     """See `build.Checkpoint`."""
 
@@ -50,7 +57,8 @@ class SafetensorsCheckpoint:
             raise ModelError(f"{folder}: no config.json in the folder")
         self._spec = self._read_spec()
         self._shapes = tensor_shapes(self._spec)
-        self._file_by_tensor: dict[str, Any] = {}
+        self._file_by_tensor: dict[str, Any] = {}  # for what the headers say
+        self._path_by_tensor: dict[str, Path] = {}
         self._open_files()
 
     def spec(self) -> ModelSpec:
@@ -65,7 +73,9 @@ class SafetensorsCheckpoint:
 
     def tensor(self, name: str, rows: slice = slice(None), columns: slice = slice(None)) -> Tensor:
         place = self._place(name)
-        piece = self._file_by_tensor[place.name].get_slice(place.name)
+        # Opened anew: what a mapping has read stays in memory as long as the mapping.
+        file: Any = safe_open(self._path_by_tensor[place.name], framework="pt")
+        piece = file.get_slice(place.name)
         try:
             values = _read(piece, place, rows, columns)
         except SafetensorError as error:
@@ -103,16 +113,16 @@ class SafetensorsCheckpoint:
                 raise ModelError(f"{path}: this shard is missing") from error
             except (SafetensorError, OSError) as error:
                 raise ModelError(f"{path}: broken or truncated safetensors file ({error})") from error
-            self._file_by_tensor.update(dict.fromkeys(file.keys(), file))  # type: ignore[no-untyped-call]
+            names_in_file = file.keys()  # type: ignore[no-untyped-call]
+            self._file_by_tensor.update(dict.fromkeys(names_in_file, file))
+            self._path_by_tensor.update(dict.fromkeys(names_in_file, path))
 
     def _read_spec(self) -> ModelSpec:
         config = self._config
         architecture = architecture_of(config)
         if architecture not in READERS:
             raise ModelError(f"{self.label}: architecture {architecture!r} is not supported ({', '.join(READERS)})")
-        if config.get("quantization_config"):
-            method = config["quantization_config"].get("quant_method", "unnamed")
-            raise ModelError(f"{self.label}: quantised checkpoints ({method}) are not supported")
+        refuse_quantised(self._folder, config)
         try:
             return spec_from_config(config, self._eos_token_ids())
         except KeyError as error:

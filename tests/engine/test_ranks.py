@@ -23,7 +23,7 @@ from noria.engine.execution.model_runner import ModelRunner
 from noria.engine.execution.ranks import StepFailed
 from noria.engine.execution.step import NoMask, RowInput, RowOutput, Sampling, StepInput
 from noria.engine.live import LiveRequest
-from noria.engine.loading import load_runner
+from noria.engine.loading import load_model, new_runner
 from noria.engine.plan import plan
 from noria.engine.scheduling.kv_blocks import KVBlocks
 from noria.engine.scheduling.policy import POLICIES
@@ -128,8 +128,8 @@ class Run:
 
 @pytest.fixture(scope="module")
 def alone(model: Path) -> Iterator[Run]:
-    runner, _ = load_runner(plan(config_of(model)))
-    executor = LocalExecutor(runner.execute)
+    planned = plan(config_of(model))
+    executor = LocalExecutor(new_runner(planned, load_model(planned).model).execute)
     yield Run(executor, "paged")
     executor.close()
 
