@@ -13,7 +13,7 @@ from noria.engine.execution.data_channel import DataChannel
 from noria.engine.execution.model_runner import ModelRunner
 from noria.engine.execution.stage import Report, Stage
 from noria.engine.execution.step import RowInput, StepInput
-from noria.engine.models.decoder import Decoder
+from noria.engine.models.decoder import Model
 from noria.engine.models.load import LoadedModel, build_decoder, load, open_checkpoint
 from noria.engine.plan import Plan
 
@@ -35,7 +35,7 @@ def load_model(plan: Plan, progress: Progress | None = None, channel: DataChanne
     )
 
 
-def load_part(plan: Plan, channel: DataChannel) -> Decoder:
+def load_part(plan: Plan, channel: DataChannel) -> Model:
     """What another rank computes with."""
     torch.set_num_threads(plan.threads)
     return build_decoder(
@@ -48,7 +48,7 @@ def load_part(plan: Plan, channel: DataChannel) -> Decoder:
     )
 
 
-def new_runner(plan: Plan, model: Decoder) -> ModelRunner:
+def new_runner(plan: Plan, model: Model) -> ModelRunner:
     """`model` with its KV pools."""
     pools = plan.ops.new_kv_pools(
         plan.part.num_layers,
@@ -61,7 +61,7 @@ def new_runner(plan: Plan, model: Decoder) -> ModelRunner:
     return ModelRunner(model, pools, plan.config.block_size)
 
 
-def new_stage(plan: Plan, model: Decoder, channel: DataChannel, report: Report) -> Stage:
+def new_stage(plan: Plan, model: Model, channel: DataChannel, report: Report) -> Stage:
     """The runner of one rank among several, at work."""
     runner, width = new_runner(plan, model), plan.spec.hidden_size
     return Stage(runner, channel, plan.parallel, width=width, dtype=plan.activations, report=report)

@@ -39,6 +39,13 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
+def refuse_quantised(folder: Path, config: dict[str, Any]) -> None:
+    """Raises ModelError for weights that were quantised by a method of its own."""
+    if config.get("quantization_config"):
+        method = config["quantization_config"].get("quant_method", "unnamed")
+        raise ModelError(f"{folder}: quantised checkpoints ({method}) are not supported")
+
+
 class SafetensorsCheckpoint:
     """See `build.Checkpoint`."""
 
@@ -115,9 +122,7 @@ class SafetensorsCheckpoint:
         architecture = architecture_of(config)
         if architecture not in READERS:
             raise ModelError(f"{self.label}: architecture {architecture!r} is not supported ({', '.join(READERS)})")
-        if config.get("quantization_config"):
-            method = config["quantization_config"].get("quant_method", "unnamed")
-            raise ModelError(f"{self.label}: quantised checkpoints ({method}) are not supported")
+        refuse_quantised(self._folder, config)
         try:
             return spec_from_config(config, self._eos_token_ids())
         except KeyError as error:
