@@ -88,11 +88,12 @@ def plan(config: EngineConfig, given: Rendezvous | None = None) -> Plan:
         torch.cuda.set_device(given.local_rank)
     on_gpu = OnGPU(torch.bfloat16 if config.dtype == "auto" else DTYPES[config.dtype], config.deterministic)
     ops = choose(config.kernels, sizes, threads, lambda why: log.warning("slower kernels compute", reason=why), on_gpu)
-    deterministic = (
-        ops.deterministic and spec.keeps_bits and parallel.tp == 1
-    )  # sums over shards are rounded as they are sent
+    # NCCL does not say in which order it adds the parts of shards; on CPUs they have one.
+    deterministic = ops.deterministic and spec.keeps_bits and (parallel.tp == 1 or ops.device.type == "cpu")
     if config.deterministic and not deterministic:
-        raise ValueError("--deterministic needs the C kernels or a GPU, --tp 1, and a model whose layers are all ours")
+        raise ValueError(
+            "--deterministic needs the C kernels, or a GPU and --tp 1, and a model whose layers are all ours"
+        )
     precision = _precision(config, ops)
     kv_dtype = DTYPES[_kv_dtype(precision, ops) if config.kv_dtype == "auto" else config.kv_dtype]
     block_bytes = kv_bytes_per_block(part.num_layers, config.block_size, part.num_kv_heads, spec.head_dim, kv_dtype)

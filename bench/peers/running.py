@@ -36,7 +36,11 @@ class Running:
             self._process = subprocess.Popen(
                 command, stdout=file, stderr=file, env={**os.environ, **environment}, start_new_session=True
             )
-        self._wait(f"http://127.0.0.1:{port}{ready}", environment.get("NORIA_API_KEY", ""))
+        try:
+            self._wait(f"http://127.0.0.1:{port}{ready}", environment.get("NORIA_API_KEY", ""))
+        except BaseException:  # told to end while it starts
+            self.stop()
+            raise
         self.start_seconds = time.monotonic() - began
 
     def _wait(self, url: str, key: str) -> None:
