@@ -22,6 +22,10 @@ from noria.engine.models.places import Place
 from noria.engine.models.spec import ModelSpec, tensor_shapes
 from noria.kernels.weights import Weight
 
+_QUANTISED = (".qweight", ".qzeros", ".weight_scale", ".weight_scale_inv", ".weight_packed", ".weight.absmax")
+"""What stands beside, or in place of, weights that AWQ, GPTQ, FP8 and others have quantised: without it they would be
+read as other numbers, should config.json not tell."""
+
 _PREFIXES = ("transformer.",)
 """What a model saved without its head may lack in front of its names."""
 
@@ -74,16 +78,17 @@ class SafetensorsCheckpoint:
     def tensor(self, name: str, rows: slice = slice(None), columns: slice = slice(None)) -> Tensor:
         place = self._place(name)
         # Opened anew: what a mapping has read stays in memory as long as the mapping.
-        file: Any = safe_open(self._path_by_tensor[place.name], framework="pt")
+        path = self._path_by_tensor[place.name]
+        file: Any = safe_open(path, framework="pt")
         piece = file.get_slice(place.name)
         try:
             values = _read(piece, place, rows, columns)
         except SafetensorError as error:
-            raise ModelError(f"{self.label}: tensor {place.name} cannot be read: {error}") from error
+            raise ModelError(f"{path}: tensor {place.name} cannot be read: {error}") from error
         except (RuntimeError, ValueError) as error:  # of another shape than its family's
-            raise ModelError(f"{self.label}: tensor {place.name} has shape {piece.get_shape()}: {error}") from error
+            raise ModelError(f"{path}: tensor {place.name} has shape {piece.get_shape()}: {error}") from error
         if not values.is_floating_point():
-            raise ModelError(f"{self.label}: tensor {place.name} holds {values.dtype}: not supported")
+            raise ModelError(f"{path}: tensor {place.name} holds {values.dtype}: not supported")
         # Tensors of the file are views of its mapping: the copy lets the mapping go.
         floats = values.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
         return floats.add_(place.added) if place.added else floats
@@ -114,6 +119,9 @@ class SafetensorsCheckpoint:
             except (SafetensorError, OSError) as error:
                 raise ModelError(f"{path}: broken or truncated safetensors file ({error})") from error
             names_in_file = file.keys()  # type: ignore[no-untyped-call]
+            for tensor in names_in_file:
+                if tensor.endswith(_QUANTISED):
+                    raise ModelError(f"{path}: tensor {tensor}: quantised checkpoints are not supported")
             self._file_by_tensor.update(dict.fromkeys(names_in_file, file))
             self._path_by_tensor.update(dict.fromkeys(names_in_file, path))
 
