@@ -112,7 +112,7 @@ class EngineConfig(Settings):
     draft_tokens: int = Field(6, ge=1, le=32, description="Tokens guessed for one request and iteration at most")
     generation_config: Literal["auto", "none"] = Field(
         "auto",
-        description="Sampling where a request is silent; auto: the model's generation_config.json, none: OpenAI's values",
+        description="Sampling where a request is silent; auto: the model's generation_config.json, none: OpenAI's",
     )
     tool_parser: Literal[
         "auto", "none", "harmony", "deepseek", "mistral", "qwen_xml", "hermes", "pythonic", "llama", "json"
