@@ -5,6 +5,8 @@ Rank 0's side; `worker` is the others'. Knows no scheduler and no queue.
 
 from __future__ import annotations
 
+import structlog
+
 from noria.engine.execution.control import LineClosed, Start
 from noria.engine.execution.data_channel import ChannelBroken, DataChannel
 from noria.engine.execution.executor import RankLost
@@ -14,12 +16,15 @@ from noria.engine.loading import Progress, load_model, new_stage
 from noria.engine.models.load import LoadedModel
 from noria.engine.plan import Plan
 
+log = structlog.get_logger("noria.engine")
+
 
 def start_ranks(
     plan: Plan, meeting: Meeting, progress: Progress | None = None
 ) -> tuple[RankExecutor, LoadedModel, Plan]:
     """The plan that comes back has as many KV blocks as every rank has room for. Raises RankLost, and ValueError or
     ModelError for what another try would not mend."""
+    log.info("the ranks are here", ranks={hello.rank: hello.place for hello in meeting.hellos})
     plan = plan.with_blocks(min(hello.num_blocks for hello in meeting.hellos))
     executor = RankExecutor(plan.parallel, meeting.lines, meeting.processes, plan.config.lease_seconds)
     try:
