@@ -106,10 +106,7 @@ class Cluster:
         self._env |= environment or {}
         self.store = self._store()
         self.engines = [
-            self._noria(
-                f"engine{i}",
-                ["engine", "--threads=1", f"--lease-seconds={lease_seconds}", *engine_options, str(model)],
-            )
+            self.engine(f"engine{i}", model, (f"--lease-seconds={lease_seconds}", *engine_options))
             for i in range(num_engines)
         ]
         self.gateways = [self._gateway(i, gateway_options) for i in range(num_gateways)]
@@ -165,9 +162,13 @@ class Cluster:
         except OSError:
             return False
 
-    def _noria(self, name: str, arguments: list[str]) -> Part:
-        argv = [sys.executable, "-m", "noria", *arguments]
-        part = Part(name, argv, self._env, self.folder, lambda: '"serving"' in part.log_of_this_life())
+    def engine(
+        self, name: str, model: str | Path, options: tuple[str, ...], environment: Mapping[str, str] | None = None
+    ) -> Part:
+        """An engine on one thread, not started yet."""
+        argv = [sys.executable, "-m", "noria", "engine", "--threads=1", *options, str(model)]
+        env = {**self._env, **(environment or {})}
+        part = Part(name, argv, env, self.folder, lambda: '"serving"' in part.log_of_this_life())
         return part
 
     def _gateway(self, index: int, options: tuple[str, ...]) -> Gateway:

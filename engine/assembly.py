@@ -12,7 +12,7 @@ from pathlib import Path
 from noria.engine.execution.executor import Executor, LocalExecutor
 from noria.engine.execution.rendezvous import host
 from noria.engine.grammar.grammars import Grammars
-from noria.engine.loading import Progress, load_runner, warm_up_steps
+from noria.engine.loading import Progress, load_model, new_runner, warm_up_steps
 from noria.engine.models.load import LoadedModel
 from noria.engine.plan import Plan
 from noria.engine.ranks import start_ranks
@@ -106,5 +106,5 @@ def assemble(plan: Plan, progress: Progress | None = None) -> Assembly:
 def _executor(plan: Plan, progress: Progress | None) -> tuple[Executor, LoadedModel, Plan]:
     if plan.parallel.size > 1:
         return start_ranks(plan, host(plan.config, plan.parallel.size, plan.given), progress)
-    runner, loaded = load_runner(plan, progress)
-    return LocalExecutor(runner.execute), loaded, plan
+    loaded = load_model(plan, progress)
+    return LocalExecutor(new_runner(plan, loaded.model).execute), loaded, plan

@@ -13,27 +13,43 @@ from noria.engine.execution.data_channel import DataChannel
 from noria.engine.execution.model_runner import ModelRunner
 from noria.engine.execution.stage import Report, Stage
 from noria.engine.execution.step import RowInput, StepInput
-from noria.engine.models.load import LoadedModel, load
+from noria.engine.models.decoder import Model
+from noria.engine.models.load import LoadedModel, build_decoder, load, open_checkpoint
 from noria.engine.plan import Plan
 
 Progress = Callable[[int, int], None]
 
 
-def load_runner(
-    plan: Plan, progress: Progress | None = None, channel: DataChannel | None = None
-) -> tuple[ModelRunner, LoadedModel]:
-    """`progress` gets bytes done and bytes in all; `channel` leads to the other ranks, where there are any."""
+def load_model(plan: Plan, progress: Progress | None = None, channel: DataChannel | None = None) -> LoadedModel:
+    """With the tokenizer, as the first rank needs it. `progress` gets bytes done and bytes in all; `channel` leads to
+    the other ranks, where there are any."""
     torch.set_num_threads(plan.threads)
-    shards = channel if plan.parallel.tp > 1 else None
-    loaded = load(
+    return load(
         plan.source,
         plan.ops,
         progress=progress,
         precision=plan.precision,
         max_len=plan.max_model_len,
         parallel=plan.parallel,
-        shards=shards,
+        shards=channel if plan.parallel.tp > 1 else None,
     )
+
+
+def load_part(plan: Plan, channel: DataChannel) -> Model:
+    """What another rank computes with."""
+    torch.set_num_threads(plan.threads)
+    return build_decoder(
+        open_checkpoint(plan.source),
+        plan.ops,
+        precision=plan.precision,
+        max_len=plan.max_model_len,
+        parallel=plan.parallel,
+        shards=channel if plan.parallel.tp > 1 else None,
+    )
+
+
+def new_runner(plan: Plan, model: Model) -> ModelRunner:
+    """`model` with its KV pools."""
     pools = plan.ops.new_kv_pools(
         plan.part.num_layers,
         plan.num_blocks,
@@ -42,16 +58,13 @@ def load_runner(
         plan.part.head_dim,
         plan.kv_dtype,
     )
-    return ModelRunner(loaded.model, pools, plan.config.block_size), loaded
+    return ModelRunner(model, pools, plan.config.block_size)
 
 
-def load_stage(
-    plan: Plan, channel: DataChannel, report: Report, progress: Progress | None = None
-) -> tuple[Stage, LoadedModel]:
-    """As `load_runner`, for one rank among several."""
-    runner, loaded = load_runner(plan, progress, channel)
-    width, dtype = plan.spec.hidden_size, plan.activations
-    return Stage(runner, channel, plan.parallel, width=width, dtype=dtype, report=report), loaded
+def new_stage(plan: Plan, model: Model, channel: DataChannel, report: Report) -> Stage:
+    """The runner of one rank among several, at work."""
+    runner, width = new_runner(plan, model), plan.spec.hidden_size
+    return Stage(runner, channel, plan.parallel, width=width, dtype=plan.activations, report=report)
 
 
 def warm_up_steps(plan: Plan) -> list[StepInput]:

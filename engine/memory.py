@@ -5,6 +5,7 @@ Knows the machine; not models or blocks.
 
 from __future__ import annotations
 
+import ctypes
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +57,13 @@ def available() -> int:
     except (OSError, ValueError):
         pass  # no version 2 control group here
     return max(free, 0)
+
+
+def give_back() -> None:
+    """Return to the system what was freed and is kept for the next allocation, where the C library can."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def kv_bytes(setting: str, *, weight_bytes: int, wanted: int, least: int, room: Room | None = None) -> int:

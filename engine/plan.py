@@ -82,15 +82,18 @@ def plan(config: EngineConfig, given: Rendezvous | None = None) -> Plan:
         raise ValueError(f"--max-model-len {config.max_model_len} is more than the model's {spec.max_len}")
     max_model_len = config.max_model_len or spec.max_len
     group = part.num_heads // part.num_kv_heads
-    sizes = Sizes(spec.hidden_size, spec.head_dim, part.ffn_step, config.block_size, group, spec.is_capped)
+    sizes = Sizes(spec.hidden_size, spec.head_dim, part.ffn_step, config.block_size, group, spec.beyond_triton)
     threads = config.threads or max(1, (os.cpu_count() or 1) // here)
-    if parallel.size > 1 and torch.cuda.is_available():
-        torch.cuda.set_device(given.local_rank)
+    if parallel.size > 1 and config.kernels in ("auto", "triton") and torch.cuda.is_available():
+        _take_gpu(given.local_rank)
     on_gpu = OnGPU(torch.bfloat16 if config.dtype == "auto" else DTYPES[config.dtype], config.deterministic)
     ops = choose(config.kernels, sizes, threads, lambda why: log.warning("slower kernels compute", reason=why), on_gpu)
-    deterministic = ops.deterministic and parallel.tp == 1  # sums over shards are rounded as they are sent
+    # NCCL does not say in which order it adds the parts of shards; on CPUs they have one.
+    deterministic = ops.deterministic and spec.keeps_bits and (parallel.tp == 1 or ops.device.type == "cpu")
     if config.deterministic and not deterministic:
-        raise ValueError("--deterministic needs the C kernels or a GPU, and --tp 1")
+        raise ValueError(
+            "--deterministic needs the C kernels, or a GPU and --tp 1, and a model whose layers are all ours"
+        )
     precision = _precision(config, ops)
     kv_dtype = DTYPES[_kv_dtype(precision, ops) if config.kv_dtype == "auto" else config.kv_dtype]
     block_bytes = kv_bytes_per_block(part.num_layers, config.block_size, part.num_kv_heads, spec.head_dim, kv_dtype)
@@ -163,6 +166,13 @@ def _weight_bytes(spec: ModelSpec, source: ModelSource, precision: Precision, op
     else:
         whole = spec.weight_bytes if ops.name == "torch" else precision.weight_bytes(spec, stored)
     return whole if parallel.size == 1 else whole * stored_bytes(source, parallel) // max(stored, 1)
+
+
+def _take_gpu(local_rank: int) -> None:
+    """Ranks of one machine have a GPU each."""
+    if local_rank >= torch.cuda.device_count():
+        raise ValueError(f"rank {local_rank} of this machine has no GPU: there are {torch.cuda.device_count()}")
+    torch.cuda.set_device(local_rank)
 
 
 def _gpu_room(device: torch.device) -> Room:

@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 from contextlib import suppress
+from io import RawIOBase
 
 import structlog
 
@@ -35,7 +36,7 @@ from noria.engine.execution.data_channel import ChannelBroken, DataChannel
 from noria.engine.execution.masks import IncomingMasks
 from noria.engine.execution.rendezvous import Joined, join, place
 from noria.engine.execution.stage import Stage
-from noria.engine.loading import load_stage
+from noria.engine.loading import load_part, new_stage
 from noria.engine.memory import MemoryTooSmall
 from noria.engine.models.errors import ModelError
 from noria.engine.plan import Plan, plan
@@ -105,7 +106,7 @@ class Rank:
             channel = DataChannel(
                 planned.parallel, self._joined.store, planned.ops.device, self._joined.host, config.stuck_after
             )
-            self._stage, _ = load_stage(planned, channel, self._report)
+            self._stage = new_stage(planned, load_part(planned, channel), channel, self._report)
         except ChannelBroken as error:
             self._report(Broken(str(error)))
         except ModelError as error:
@@ -122,9 +123,17 @@ class Rank:
 
 
 def main() -> int:
-    """A rank started by rank 0, which writes the settings to its standard input."""
-    told = json.loads(sys.stdin.buffer.read())
-    return run(EngineConfig(**told["config"]), Rendezvous(**told["rendezvous"]))
+    """A rank started by rank 0, which writes the settings to its standard input, and whose end closes it."""
+    with open(0, "rb", buffering=0) as pipe:
+        told = json.loads(pipe.readline())
+        threading.Thread(target=_end_with, args=(pipe,), daemon=True).start()
+        return run(EngineConfig(**told["config"]), Rendezvous(**told["rendezvous"]))
+
+
+def _end_with(pipe: RawIOBase) -> None:
+    """Whatever this process is at, be it looking for a rank 0 that is gone."""
+    pipe.read()
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -48,6 +48,7 @@ class ModelDirectory:
         self._broker = broker
         self._served: dict[str, ServedModel] = {}
         self._looking = asyncio.Lock()
+        self._making: dict[str, asyncio.Task[ServedModel]] = {}
         self._model_by_alias: Mapping[str, str] = {}
         self.models: dict[str, ModelStatus] = {}
         self.fresh = False
@@ -130,14 +131,23 @@ class ModelDirectory:
             return
         if not status.engines and known is not None:
             return
+        # A probe may give up waiting: what was begun goes on, and whoever comes next waits for the same.
+        making = self._making.get(status.card.id)
+        if making is None:
+            making = self._making[status.card.id] = asyncio.create_task(self._make(status.card))
         try:
-            files = await self._broker.tokenizer(status.card.id)
-            model = await asyncio.to_thread(_build, status.card, files)
+            model = await asyncio.shield(making)
         except (UnsupportedTokenizer, KeyError) as error:
             log.error("tokenizer of a model is not usable", model=status.card.id, error=str(error))
             return
+        finally:
+            if making.done():
+                del self._making[status.card.id]
         self._served[status.card.id] = model
         log.info("model known", model=status.card.id, tokenizer=model.tokenizer.backend)
+
+    async def _make(self, card: ModelCard) -> ServedModel:
+        return await asyncio.to_thread(_build, card, await self._broker.tokenizer(card.id))
 
 
 def _nameless(card: ModelCard) -> ModelCard:

@@ -29,7 +29,7 @@ class Sizes:
     ffn_size: int
     block_size: int
     group: int = 1  # query heads to a KV head
-    is_capped: bool = False  # whether attention has windows or soft caps
+    beyond_triton: str = ""  # what the model needs that the Triton kernels have not
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,8 @@ def _pass_over(name: str, kind: str, error: Unavailable, note: Callable[[str], N
 
 def _triton(sizes: Sizes, on_gpu: OnGPU) -> Ops:
     """Raises Unavailable, with the reason."""
-    if sizes.is_capped:
-        raise Unavailable("they have no attention with windows or soft caps")
+    if sizes.beyond_triton:
+        raise Unavailable(f"they have no {sizes.beyond_triton}")
     if not torch.cuda.is_available():
         raise Unavailable("torch sees no CUDA device")
     try:

@@ -15,6 +15,8 @@ from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 
+from noria.supervisor import EXIT_CONFIGURATION
+
 ModelArgument = Annotated[
     str | None,
     typer.Argument(
@@ -194,22 +196,25 @@ def top(
         fail(str(error), error.code)
 
 
-def models() -> None:
-    """List the models that lie on this machine."""
-    from rich.console import Console
-    from rich.filesize import decimal
-    from rich.table import Table
+def models(
+    action: Annotated[str, typer.Argument(help="list, or inspect MODEL.")] = "list",
+    model: Annotated[str, typer.Argument(help="Alias, folder, GGUF file or hub id.", show_default=False)] = "",
+    memory: Annotated[
+        str, typer.Option(help="How much there is for weights and KV, like 8GiB; default: what is free here.")
+    ] = "",
+) -> None:
+    """List the models that lie on this machine, or inspect one: size, memory, and how it is computed."""
+    from noria.engine.models.errors import ModelError
+    from noria.model_report import inspect_table, model_table
+    from noria.tables import console
 
-    from noria.engine.models.source import list_models
-
-    table = Table(box=None, pad_edge=False)
-    for heading in ("MODEL", "SIZE", "KIND"):
-        table.add_column(heading, no_wrap=True, justify="right" if heading == "SIZE" else "left")
-    table.add_column("WHERE", overflow="fold")
-    for source in list_models():
-        table.add_row(source.name, decimal(source.size_bytes), source.kind, str(source.path))
-    # Piped, each model is one line for the next program, however long.
-    Console(width=None if sys.stdout.isatty() else 1000, highlight=False).print(table)
+    if action not in ("list", "inspect") or (action == "inspect") != bool(model):
+        fail("noria models [list], or noria models inspect MODEL", EXIT_CONFIGURATION)
+    try:
+        table = inspect_table(model, memory) if model else model_table()
+    except (ModelError, ValueError) as error:
+        fail(str(error), EXIT_CONFIGURATION)
+    console().print(table)
 
 
 def bench(**given: Any) -> int:

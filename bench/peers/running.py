@@ -13,6 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -35,7 +36,11 @@ class Running:
             self._process = subprocess.Popen(
                 command, stdout=file, stderr=file, env={**os.environ, **environment}, start_new_session=True
             )
-        self._wait(f"http://127.0.0.1:{port}{ready}", environment.get("NORIA_API_KEY", ""))
+        try:
+            self._wait(f"http://127.0.0.1:{port}{ready}", environment.get("NORIA_API_KEY", ""))
+        except BaseException:  # told to end while it starts
+            self.stop()
+            raise
         self.start_seconds = time.monotonic() - began
 
     def _wait(self, url: str, key: str) -> None:
@@ -52,17 +57,26 @@ class Running:
         raise Failed(f"{said[-1].strip()[:200]}; all of it: {self._log}")
 
     def _tree(self) -> list[psutil.Process]:
+        if self._process.poll() is not None:
+            return []
         parent = psutil.Process(self._process.pid)
         return [parent, *parent.children(recursive=True)]
 
     def cpu_seconds(self) -> float:
         """Of all its processes that live, and of those that they have seen end."""
-        times = [process.cpu_times() for process in self._tree()]
-        return sum(t.user + t.system + t.children_user + t.children_system for t in times)
+        total = 0.0
+        for process in self._tree():
+            with suppress(psutil.NoSuchProcess):
+                total += sum(process.cpu_times()[:4])  # user, system, and both of children that were waited for
+        return total
 
     def memory(self) -> int:
         """Resident bytes, what its processes share counted once."""
-        return sum(process.memory_full_info().pss for process in self._tree())
+        total = 0
+        for process in self._tree():
+            with suppress(psutil.NoSuchProcess):  # it ended since, or has ended and nobody has asked how
+                total += process.memory_full_info().pss
+        return total
 
     def stop(self) -> None:
         for number in (signal.SIGTERM, signal.SIGKILL):

@@ -14,7 +14,7 @@ from noria.engine.execution.pooling import pool
 from noria.engine.execution.ragged import FlatBatch, flatten
 from noria.engine.execution.sampler import logprobs, sample, token_logprob
 from noria.engine.execution.step import RowInput, RowOutput, StepInput
-from noria.engine.models.decoder import Decoder
+from noria.engine.models.decoder import Model
 from noria.engine.wire.messages import TokenLogprob
 from noria.kernels.pools import KVPools
 
@@ -25,7 +25,7 @@ PROMPT_LOGITS = 64
 class ModelRunner:
     """A model and its KV pools. `execute` is called by one thread at a time."""
 
-    def __init__(self, model: Decoder, kv: KVPools, block_size: int) -> None:
+    def __init__(self, model: Model, kv: KVPools, block_size: int) -> None:
         self._model = model
         self._kv = kv
         self._block_size = block_size

@@ -78,6 +78,11 @@ class RankExecutor:
         self._watcher = threading.Thread(target=self._watch, name="noria-ranks", daemon=True)
         self._watcher.start()
 
+    @property
+    def pids(self) -> list[int]:
+        """Of the ranks that were started here."""
+        return [process.pid for process in self._processes.values()]
+
     # --- start ----------------------------------------------------------------------------------------------------
 
     def await_ready(self, stage: Stage) -> None:

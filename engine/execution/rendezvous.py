@@ -121,8 +121,8 @@ def _spawn(config: EngineConfig, rank: int, size: int, port: int) -> subprocess.
     )
     process = subprocess.Popen([sys.executable, "-m", "noria.engine.worker"], stdin=subprocess.PIPE)
     assert process.stdin is not None
-    with process.stdin as pipe:
-        pipe.write(json.dumps({"config": settings, "rendezvous": given.model_dump()}).encode())
+    process.stdin.write(json.dumps({"config": settings, "rendezvous": given.model_dump()}).encode() + b"\n")
+    process.stdin.flush()  # and left open: it closes when we end, however that is
     return process
 
 

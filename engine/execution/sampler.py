@@ -51,8 +51,8 @@ def sample(logits: Tensor, rows: Sequence[Sampling]) -> list[RowOutput]:
 def _rows_with_nan(logits: Tensor) -> list[int]:
     """Numpy finds a row's first NaN for its largest number, at ten times the speed of asking torch for either."""
     table = logits.numpy()
-    best = table.argmax(axis=1, keepdims=True)
-    places: list[int] = np.flatnonzero(np.isnan(np.take_along_axis(table, best, axis=1))).tolist()
+    largest = table[np.arange(len(table)), table.argmax(axis=1)]
+    places: list[int] = np.flatnonzero(np.isnan(largest)).tolist()
     return places
 
 
@@ -104,7 +104,8 @@ def _restrict(logits: Tensor, rows: Sequence[Sampling]) -> dict[int, str]:
                 faults[i] = NO_TOKEN
     free = [(i, token) for i, row in enumerate(rows) if i not in masked for token in row.banned]
     if free:
-        logits[tuple(torch.tensor(free).t())] = -torch.inf  # all rows at once: for each, it took longer than the choice
+        # All rows at once, by numpy: for each, or by torch, it took longer than the choice.
+        logits.numpy()[tuple(np.array(free).T)] = -np.inf
     for i in masked:
         if rows[i].banned:
             banned = list(rows[i].banned)

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from noria.engine.memory import give_back
 from noria.engine.models.decoder import DecoderWeights
 from noria.engine.models.errors import ModelError
 from noria.engine.models.spec import BOTH_ENDS, Ends, LayerSpec, ModelSpec, tensor_shapes
@@ -57,14 +58,18 @@ def build_weights(
     embedding, positions, head = None, None, None
     if ends.first or (ends.last and spec.tied):
         table = reader.weight("model.embed_tokens.weight")
+        if ends.last and spec.tied:
+            head = ops.pack_linear([table])
+        if ends.first:
+            embedding = ops.pack_table(table, head)
+        del table
+    if ends.last and not spec.tied:
+        head = ops.pack_linear([reader.weight("lm_head.weight")])
     if ends.first and spec.num_positions:
         positions = ops.pack_table(reader.read("model.embed_positions.weight"), None)
+    give_back()  # the tables come first, while what they take beside themselves is less than all the rest
     layers = [_build_layer(spec, layer, reader, f"model.layers.{index}.") for index, layer in enumerate(spec.layers)]
     norm = reader.norm("model.norm")
-    if ends.last:
-        head = ops.pack_linear([table if spec.tied else reader.weight("lm_head.weight")])
-    if ends.first:
-        embedding = ops.pack_table(table, head if spec.tied else None)
     return DecoderWeights(embedding, positions, layers, norm, head)
 
 

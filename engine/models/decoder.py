@@ -6,7 +6,7 @@ Knows layers and tensors; not batches, requests, files or the scheduler.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -29,6 +29,21 @@ class DecoderWeights:
     layers: list[LayerWeights]
     norm: Norm | None
     head: Any | None  # [vocab, hidden], as `Ops.pack_linear` laid it out
+
+
+class Model(Protocol):
+    """What a runner asks of a model; see `Decoder`."""
+
+    spec: ModelSpec
+    ops: Ops
+
+    def hidden_states(
+        self, token_ids: Tensor, positions: Tensor, kv: KVPools, layout: RaggedLayout, x: Tensor | None = None
+    ) -> Tensor: ...
+
+    def final(self, hidden: Tensor) -> Tensor: ...
+
+    def logits(self, hidden: Tensor) -> Tensor: ...
 
 
 class Decoder:

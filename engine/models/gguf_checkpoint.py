@@ -47,6 +47,7 @@ class GGUFCheckpoint:
     def tensor(self, name: str, rows: slice = slice(None), columns: slice = slice(None)) -> Tensor:
         place = gguf_place(self._spec, name)
         values = self.file.dequantize(place.name, self._rows(place, rows), columns)
+        self.file.release(place.name)
         return values if place.order is None else place.order(values)
 
     def weight(self, name: str, rows: slice = slice(None), columns: slice = slice(None)) -> Weight:
@@ -54,6 +55,7 @@ class GGUFCheckpoint:
         grouped = read_groups(self.file, place.name, self._rows(place, rows), columns)
         if grouped is None:
             return self.tensor(name, rows, columns)
+        self.file.release(place.name)
         return grouped if place.order is None else grouped.rows(place.order)
 
     def _rows(self, place: Place, wanted: slice) -> slice:

@@ -65,6 +65,7 @@ class GGUFFile:
             self.metadata, self.tensors = _read_header(memoryview(mapping))
         except (struct.error, ValueError, IndexError, KeyError, OverflowError, MemoryError) as error:
             raise ModelError(f"{path}: broken or truncated GGUF header ({error})") from error
+        self._mapping = mapping
         self._bytes = np.frombuffer(mapping, np.uint8)
         self._check_tensors()
 
@@ -107,6 +108,13 @@ class GGUFFile:
         if len(place.shape) == 1:
             return values[0]
         return values.reshape(place.shape) if values.numel() == np.prod(place.shape) else values
+
+    def release(self, name: str) -> None:
+        """The tensor was read: its pages need not stay with this process beside what was made of them."""
+        place = self.tensors[name]
+        start = place.offset // mmap.PAGESIZE * mmap.PAGESIZE
+        if hasattr(self._mapping, "madvise"):
+            self._mapping.madvise(mmap.MADV_DONTNEED, start, place.offset + place.nbytes - start)
 
     def _check_tensors(self) -> None:
         size = len(self._bytes)

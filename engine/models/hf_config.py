@@ -14,6 +14,8 @@ from noria.engine.models.spec import ExpertsSpec, LayerSpec, ModelSpec, RopeSpec
 Config = dict[str, Any]
 Fields = dict[str, Any]
 
+NO_ARCHITECTURE = "(none)"
+
 _ACTIVATIONS: dict[str, Literal["silu", "gelu", "gelu_tanh"]] = {
     "silu": "silu",
     "swish": "silu",
@@ -33,7 +35,7 @@ def spec_from_config(config: Config, eos_token_ids: tuple[int, ...]) -> ModelSpe
 
 
 def architecture_of(config: Config) -> str:
-    return str((config.get("architectures") or ["(none)"])[0])
+    return str((config.get("architectures") or [NO_ARCHITECTURE])[0])
 
 
 # --- the parts that most share --------------------------------------------------------------------------------------

@@ -8,15 +8,18 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from types import ModuleType
 from typing import cast
 
 from noria.engine.models.build import Checkpoint, build_weights, tensor_names
-from noria.engine.models.decoder import Decoder
+from noria.engine.models.decoder import Decoder, Model
+from noria.engine.models.errors import ModelError
 from noria.engine.models.gguf_checkpoint import GGUFCheckpoint
 from noria.engine.models.gguf_tokenizer import gguf_tokenizer_files
+from noria.engine.models.hf_config import NO_ARCHITECTURE, READERS, architecture_of
 from noria.engine.models.hf_tokenizer import hf_tokenizer_files
 from noria.engine.models.precision import AS_STORED, Precision, RoundedCheckpoint
-from noria.engine.models.safetensors_checkpoint import SafetensorsCheckpoint
+from noria.engine.models.safetensors_checkpoint import SafetensorsCheckpoint, read_json, refuse_quantised
 from noria.engine.models.sharded_ops import ShardedOps, Shards, shard_weights
 from noria.engine.models.shards import ShardedCheckpoint, Shares
 from noria.engine.models.source import ModelSource
@@ -30,7 +33,7 @@ from noria.kernels.ops import Ops
 class LoadedModel:
     """A model ready to run. `fingerprint` names weights and precision: equal ones compute the same."""
 
-    model: Decoder
+    model: Model
     spec: ModelSpec
     tokenizer_files: TokenizerFiles
     fingerprint: str
@@ -38,13 +41,27 @@ class LoadedModel:
 
 def inspect(source: ModelSource) -> ModelSpec:
     """The model's shape from the headers alone; `ModelSpec.weight_bytes` says what loading it will take."""
-    return _open(source).spec()
+    return _foreign().foreign_spec(source.path) if is_foreign(source) else open_checkpoint(source).spec()
+
+
+def is_foreign(source: ModelSource) -> bool:
+    """Whether the model is of no family that we compute ourselves, so that transformers' module may."""
+    if source.kind != "safetensors":
+        return False
+    config = read_json(source.path / "config.json")
+    architecture = architecture_of(config)
+    if architecture in READERS or architecture == NO_ARCHITECTURE:
+        return False
+    refuse_quantised(source.path, config)
+    return True
 
 
 def stored_bytes(source: ModelSource, parallel: Parallel = WHOLE) -> int:
     """Bytes that the model's tensors, or a rank's part of them, take on disk. Raises ModelError where the model cannot
     be divided so."""
-    checkpoint = _part(_open(source), parallel)
+    if is_foreign(source):
+        return inspect(source).weight_bytes
+    checkpoint = _part(open_checkpoint(source), parallel)
     return sum(checkpoint.num_bytes(name) for name in tensor_names(checkpoint.spec(), _ends(parallel)))
 
 
@@ -64,7 +81,9 @@ def load(
 
     Raises ModelError when a file is broken, a tensor is missing or the architecture is not supported.
     """
-    whole = _open(source)
+    if is_foreign(source):
+        return _load_foreign(source, ops, precision, parallel, progress)
+    whole = open_checkpoint(source)
     # The tokenizer first: it is small, and a model without one cannot be served.
     tokenizer_files = (
         gguf_tokenizer_files(whole.file) if isinstance(whole, GGUFCheckpoint) else hf_tokenizer_files(source.path)
@@ -75,6 +94,29 @@ def load(
     spec = whole.spec().for_length(max_len or whole.spec().max_len)
     fingerprint = _fingerprint(spec, whole, ops, precision, parallel.tp)
     return LoadedModel(model, spec, tokenizer_files, fingerprint)
+
+
+def _load_foreign(
+    source: ModelSource,
+    ops: Ops,
+    precision: Precision,
+    parallel: Parallel,
+    progress: Callable[[int, int], None] | None,
+) -> LoadedModel:
+    if precision != AS_STORED or parallel.size > 1:
+        raise ModelError(f"{source.path}: --dtype, --quantize, --tp and --pp are for models that we compute ourselves")
+    foreign, tokenizer_files = _foreign(), hf_tokenizer_files(source.path)
+    model = foreign.ForeignDecoder(source.path, foreign.foreign_spec(source.path), ops)
+    if progress is not None:
+        progress(source.size_bytes, source.size_bytes)
+    return LoadedModel(model, model.spec, tokenizer_files, foreign.fingerprint_of(model))
+
+
+def _foreign() -> ModuleType:
+    # transformers takes seconds to load, which the families that we compute ourselves need not wait for.
+    import noria.engine.models.foreign as foreign
+
+    return foreign
 
 
 def build_decoder(
@@ -108,7 +150,8 @@ def _ends(parallel: Parallel) -> Ends:
     return Ends(parallel.is_first, parallel.is_last)
 
 
-def _open(source: ModelSource) -> GGUFCheckpoint | SafetensorsCheckpoint:
+def open_checkpoint(source: ModelSource) -> GGUFCheckpoint | SafetensorsCheckpoint:
+    """Read its headers. Raises ModelError."""
     return GGUFCheckpoint(source.path) if source.kind == "gguf" else SafetensorsCheckpoint(source.path)
 
 

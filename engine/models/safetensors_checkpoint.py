@@ -22,6 +22,10 @@ from noria.engine.models.places import Place
 from noria.engine.models.spec import ModelSpec, tensor_shapes
 from noria.kernels.weights import Weight
 
+_QUANTISED = (".qweight", ".qzeros", ".weight_scale", ".weight_scale_inv", ".weight_packed", ".weight.absmax")
+"""What stands beside, or in place of, weights that AWQ, GPTQ, FP8 and others have quantised: without it they would be
+read as other numbers, should config.json not tell."""
+
 _PREFIXES = ("transformer.",)
 """What a model saved without its head may lack in front of its names."""
 
@@ -39,6 +43,13 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
+def refuse_quantised(folder: Path, config: dict[str, Any]) -> None:
+    """Raises ModelError for weights that were quantised by a method of its own."""
+    if config.get("quantization_config"):
+        method = config["quantization_config"].get("quant_method", "unnamed")
+        raise ModelError(f"{folder}: quantised checkpoints ({method}) are not supported")
+
+
 class SafetensorsCheckpoint:
     """See `build.Checkpoint`."""
 
@@ -50,7 +61,8 @@ class SafetensorsCheckpoint:
             raise ModelError(f"{folder}: no config.json in the folder")
         self._spec = self._read_spec()
         self._shapes = tensor_shapes(self._spec)
-        self._file_by_tensor: dict[str, Any] = {}
+        self._file_by_tensor: dict[str, Any] = {}  # for what the headers say
+        self._path_by_tensor: dict[str, Path] = {}
         self._open_files()
 
     def spec(self) -> ModelSpec:
@@ -65,15 +77,18 @@ class SafetensorsCheckpoint:
 
     def tensor(self, name: str, rows: slice = slice(None), columns: slice = slice(None)) -> Tensor:
         place = self._place(name)
-        piece = self._file_by_tensor[place.name].get_slice(place.name)
+        # Opened anew: what a mapping has read stays in memory as long as the mapping.
+        path = self._path_by_tensor[place.name]
+        file: Any = safe_open(path, framework="pt")
+        piece = file.get_slice(place.name)
         try:
             values = _read(piece, place, rows, columns)
         except SafetensorError as error:
-            raise ModelError(f"{self.label}: tensor {place.name} cannot be read: {error}") from error
+            raise ModelError(f"{path}: tensor {place.name} cannot be read: {error}") from error
         except (RuntimeError, ValueError) as error:  # of another shape than its family's
-            raise ModelError(f"{self.label}: tensor {place.name} has shape {piece.get_shape()}: {error}") from error
+            raise ModelError(f"{path}: tensor {place.name} has shape {piece.get_shape()}: {error}") from error
         if not values.is_floating_point():
-            raise ModelError(f"{self.label}: tensor {place.name} holds {values.dtype}: not supported")
+            raise ModelError(f"{path}: tensor {place.name} holds {values.dtype}: not supported")
         # Tensors of the file are views of its mapping: the copy lets the mapping go.
         floats = values.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
         return floats.add_(place.added) if place.added else floats
@@ -102,7 +117,12 @@ class SafetensorsCheckpoint:
                 raise ModelError(f"{path}: this shard is missing") from error
             except (SafetensorError, OSError) as error:
                 raise ModelError(f"{path}: broken or truncated safetensors file ({error})") from error
-            self._file_by_tensor.update(dict.fromkeys(file.keys(), file))  # type: ignore[no-untyped-call]
+            names_in_file = file.keys()  # type: ignore[no-untyped-call]
+            for tensor in names_in_file:
+                if tensor.endswith(_QUANTISED):
+                    raise ModelError(f"{path}: tensor {tensor}: quantised checkpoints are not supported")
+            self._file_by_tensor.update(dict.fromkeys(names_in_file, file))
+            self._path_by_tensor.update(dict.fromkeys(names_in_file, path))
 
     def _named_files(self) -> list[str]:
         """Those of the index; none where there is no index."""
@@ -118,9 +138,7 @@ class SafetensorsCheckpoint:
             architecture = architecture_of(config)
             if architecture not in READERS:
                 raise ModelError(f"{self.label}: architecture {architecture!r} is not supported ({', '.join(READERS)})")
-            if config.get("quantization_config"):
-                method = config["quantization_config"].get("quant_method", "unnamed")
-                raise ModelError(f"{self.label}: quantised checkpoints ({method}) are not supported")
+            refuse_quantised(self._folder, config)
             return spec_from_config(config, self._eos_token_ids())
         except KeyError as error:
             raise ModelError(f"{self.label}/config.json: {error} is missing") from error

@@ -126,6 +126,7 @@ class ModelSpec:
     logit_scale: float = 1.0
     embedding_scale: float = 1.0
     residual_scale: float = 1.0  # of what attention and feed-forward add
+    foreign_parameters: int = 0  # of a model that transformers' own module computes; 0: ours
 
     def __post_init__(self) -> None:
         """Raises ValueError for sizes that no model has."""
@@ -160,6 +161,19 @@ class ModelSpec:
         return bool(self.attention_softcap) or any(layer.window for layer in self.layers)
 
     @property
+    def keeps_bits(self) -> bool:
+        """Whether what torch computes beside a backend's operations rounds a token alike wherever in a batch it lies:
+        its vectorised gelu and tanh do not."""
+        return not self.foreign_parameters and self.gated and self.activation != "gelu" and not self.logit_softcap
+
+    @property
+    def beyond_triton(self) -> str:
+        """What the Triton kernels lack for this model."""
+        if self.foreign_parameters:
+            return "part in models that transformers computes"
+        return "attention with windows or soft caps" if self.is_capped else ""
+
+    @property
     def ffn_step(self) -> int:
         """What the width of every feed-forward network is a multiple of."""
         return math.gcd(self.ffn_size, self.experts.ffn_size if self.experts else 0)
@@ -168,6 +182,11 @@ class ModelSpec:
     def rotary_dim(self) -> int:
         """Channels of a head that turn, in the layers where any do."""
         return next((layer.rope.dim for layer in self.layers if layer.rope and layer.rope.dim), 0) or self.head_dim
+
+    @property
+    def computed(self) -> Literal["fused", "composed", "foreign"]:
+        """By what: the backends' fused layers, our layers an operation at a time, or transformers' module."""
+        return "foreign" if self.foreign_parameters else "fused" if self.is_llama_shaped else "composed"
 
     @property
     def is_llama_shaped(self) -> bool:
@@ -188,7 +207,7 @@ class ModelSpec:
     @property
     def num_parameters(self) -> int:
         """Weights of all matrices and norms, the head counted once when tied."""
-        return sum(math.prod(shape) for shape in tensor_shapes(self).values())
+        return self.foreign_parameters or sum(math.prod(shape) for shape in tensor_shapes(self).values())
 
     @property
     def weight_bytes(self) -> int:

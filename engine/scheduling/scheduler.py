@@ -58,6 +58,8 @@ class Scheduler:
         self.max_draft = max_draft  # guessed tokens of one row at most; 0: no speculation
         self.speculation = SpeculationCounts()
         self.max_running = self.max_batch_size * (1 if policy.closed_batches else num_stages)
+        self._num_stages = num_stages
+        self._max_rows = self.max_batch_size  # of the batch that is being selected
         self._admission = Admission(policy, kv, self.max_running)
         self.waiting, self.running = self._admission.waiting, self._admission.running
         self._by_id: dict[str, Request] = {}
@@ -128,6 +130,7 @@ class Scheduler:
 
     def select(self) -> Batch | None:
         """The next iteration's rows, or None when nothing can step now."""
+        self._max_rows = self._row_limit()
         self._admission.admit_urgent()  # their prompts are read below, before those of others
         decodes: list[BatchRow] = []
         prefills: list[BatchRow] = []
@@ -138,6 +141,14 @@ class Scheduler:
         for row in prefills:
             row.request.in_flight = True
         return Batch(tuple(rows)) if rows else None
+
+    def _row_limit(self) -> int:
+        """Who is here is shared out among the stages: a batch that took everybody would leave the other stages idle.
+        Not under the baselines, whose batches are the paper's."""
+        if self._num_stages == 1 or self.policy.whole_prompts:
+            return self.max_batch_size
+        here = min(len(self.running) + len(self.waiting), self.max_running)
+        return max(1, -(-here // self._num_stages))
 
     def complete(self, batch: Batch, sampled: Sequence[Sequence[int]]) -> list[Progress]:
         """Fold an iteration's results back. `sampled[i]` are the tokens chosen for row i, none where it does not
@@ -190,7 +201,7 @@ class Scheduler:
         spare = self.max_batch_tokens - len(self.running)  # whoever runs has a token; guesses come from the rest
         block_size, grow = self.kv.block_size, self._admission.grow
         for request in list(self.running):
-            if len(rows) == self.max_batch_size:
+            if len(rows) == self._max_rows:
                 break
             blocks = request.blocks
             if request.in_flight or not blocks:  # no blocks: preempted just now for an earlier one
@@ -228,7 +239,7 @@ class Scheduler:
         no tokens or no rows, so nobody overtakes it by being admitted."""
         if num_decodes:
             budget = min(budget, self._beside(num_decodes, len(reading)))
-        for request in reading[: self.max_batch_size - num_decodes]:
+        for request in reading[: self._max_rows - num_decodes]:
             budget -= self._append_chunk(request, rows, budget)
         return budget
 
@@ -236,12 +247,12 @@ class Scheduler:
         """Prompt tokens beside streams. Rows that would decode, were their prompts read, are what a small chunk costs:
         where they are many next to the streams that it spares, it grows in proportion."""
         idle = num_reading + min(len(self.waiting), self.max_running - len(self.running))
-        idle = min(idle, self.max_batch_size - num_decodes)
+        idle = min(idle, self._max_rows - num_decodes)
         return self.max_chunk_tokens * max(num_decodes, IDLE_ROW_WEIGHT * idle) // num_decodes
 
     def _admit(self, rows: list[BatchRow], num_decodes: int, budget: int) -> None:
         newcomers = self._admission.newcomers()
-        while num_decodes + len(rows) < self.max_batch_size and (budget > 0 or self.policy.whole_prompts):
+        while num_decodes + len(rows) < self._max_rows and (budget > 0 or self.policy.whole_prompts):
             request = next(newcomers, None)
             if request is None:
                 return

@@ -89,6 +89,7 @@ def test_a_server_is_asked_and_its_cpu_time_is_read(tmp_path: Path) -> None:
     finally:
         server.stop()
     server.stop()  # twice does no harm
+    assert server.cpu_seconds() == 0 and server.memory() == 0
     with pytest.raises(Failed, match="no such file"):
         Running([sys.executable, "-c", "raise SystemExit('no such file')"], port, "/", {}, tmp_path / "log")
 

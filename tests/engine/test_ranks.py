@@ -23,12 +23,14 @@ from noria.engine.execution.model_runner import ModelRunner
 from noria.engine.execution.ranks import StepFailed
 from noria.engine.execution.step import NoMask, RowInput, RowOutput, Sampling, StepInput
 from noria.engine.live import LiveRequest
-from noria.engine.loading import load_runner
+from noria.engine.loading import load_model, new_runner
 from noria.engine.plan import plan
 from noria.engine.scheduling.kv_blocks import KVBlocks
 from noria.engine.scheduling.policy import POLICIES
 from noria.engine.scheduling.scheduler import Scheduler
+from noria.engine.trace import IterationLog, Times, TraceStart
 from noria.engine.wire.messages import Claimed, GenerationRequest, ModelCard, SamplingParams
+from noria.trace_file import read
 from tests.engine.small_engine import CARD
 from tests.engine.thread_ranks import ThreadRanks, thread_ranks
 
@@ -65,7 +67,14 @@ def requests() -> list[GenerationRequest]:
 class Run:
     """Fifty requests that come two at a time, while those before them are computed. What each step was is kept."""
 
-    def __init__(self, executor: Executor, policy: str, num_blocks: int = 200, max_draft: int = 0) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        policy: str,
+        num_blocks: int = 200,
+        max_draft: int = 0,
+        trace: IterationLog | None = None,
+    ) -> None:
         self._executor = executor
         self._scheduler = Scheduler(
             POLICIES[policy],
@@ -93,11 +102,15 @@ class Run:
                 self._is_first_come_first_served(policy)
                 rows = [self.live[row.request.id].row(row, card) for row in batch.rows]
                 executor.submit(StepInput(rows, batch.num_decode_rows))
-                out.append(batch)
+                out.append((batch, time.perf_counter()))
                 self.num_steps += 1
             if self._scheduler.waiting:
                 self.in_flight.append(executor.in_flight)
-            self._fold(out.popleft(), executor.collect())
+            batch, submitted = out.popleft()
+            outputs = executor.collect()
+            self._fold(batch, outputs)
+            if trace is not None:
+                trace.record(batch, outputs, self._scheduler, Times(0.0, time.perf_counter() - submitted))
         self._scheduler.check()
 
     def _fold(self, batch: Any, outputs: list[RowOutput]) -> None:
@@ -128,8 +141,8 @@ class Run:
 
 @pytest.fixture(scope="module")
 def alone(model: Path) -> Iterator[Run]:
-    runner, _ = load_runner(plan(config_of(model)))
-    executor = LocalExecutor(runner.execute)
+    planned = plan(config_of(model))
+    executor = LocalExecutor(new_runner(planned, load_model(planned).model).execute)
     yield Run(executor, "paged")
     executor.close()
 
@@ -161,6 +174,23 @@ def test_preemption_and_guesses_change_nothing(ranks: ThreadRanks, alone: Run) -
         assert ranks.executor.lines[rank].sent["step"] - steps == run.num_steps
         assert ranks.lines[rank].sent["answer"] - answers == (run.num_steps if rank == 2 else 0)
         assert ranks.executor.lines[rank].sent["masks"] == 0
+
+
+def test_the_trace_shows_two_batches_in_flight_at_all_times(ranks: ThreadRanks, tmp_path: Path) -> None:
+    """Under load each iteration is on its way before the one before it is folded back, and never a third one."""
+    if ranks.executor.depth != 2:
+        pytest.skip("one stage")
+    start = TraceStart("tiny", "orca", 6, 64, 64, 200, 16, 0.0)
+    log = IterationLog(tmp_path / "trace", start)
+    Run(ranks.executor, "orca", trace=log)
+    log.close()
+    iterations = read(tmp_path / "trace").iterations
+    began = [i.at - i.forward_us / 1e6 for i in iterations]
+    loaded = [n for n, i in enumerate(iterations[:-1]) if i.waiting]
+    assert len(loaded) > 10
+    for n in loaded:
+        assert began[n + 1] < iterations[n].at
+        assert n + 2 == len(began) or began[n + 2] > iterations[n].at - 1e-3
 
 
 class SomeMask:

@@ -125,3 +125,13 @@ def test_a_gguf_file_of_a_family_computes_the_same(name: str, tmp_path: Path) ->
         check(decoder(checkpoint, "native", 90 + DECODED), reference, [90])
     else:
         check(decoder(checkpoint, "native"), reference, PROMPTS, chunk=25)
+
+
+@pytest.mark.parametrize("name", ["gemma3", "olmoe", "granite", "stablelm"])
+def test_a_token_has_the_same_bits_alone_and_in_any_batch(name: str, tmp_path: Path) -> None:
+    tiny_model(name).save_pretrained(tmp_path)
+    model = decoder(SafetensorsCheckpoint(tmp_path), "native")
+    assert model.ops.deterministic and model.spec.keeps_bits
+    rows = texts([40, 3, 17])
+    alone, beside = run(model, rows[:1])[0], run(model, rows, chunk=7)[0]
+    assert torch.equal(alone, beside)

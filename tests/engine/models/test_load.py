@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, models, processors
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -127,4 +128,15 @@ def test_a_truncated_safetensors_file_is_one_clear_line(folder: Path) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(ModelError, match=r"model\.safetensors: broken or truncated"):
+        load(resolve(str(folder)), TorchOps())
+
+
+def test_quantised_weights_are_named_with_their_file_though_config_is_silent(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    save_file(weights | {"model.layers.0.mlp.up_proj.qweight": torch.zeros(2, dtype=torch.int32)}, path)
+    with pytest.raises(ModelError, match=r"model\.safetensors: tensor .*up_proj\.qweight: quantised checkpoints"):
+        inspect(resolve(str(folder)))
+    save_file(weights | {"model.norm.weight": torch.ones(16, dtype=torch.int8)}, path)
+    with pytest.raises(ModelError, match=r"model\.safetensors: tensor model\.norm\.weight holds torch\.int8"):
         load(resolve(str(folder)), TorchOps())

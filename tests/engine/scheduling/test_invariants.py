@@ -53,7 +53,11 @@ class Trace(RuleBasedStateMachine):
             assert rooms[3].blocks == scheduler.kv.num_blocks, "an idle engine offers its whole pool"
         if self.engine.select():
             batch = self.engine.in_flight[-1].batch
-            full = scheduler.max_running > len(batch.rows) == scheduler.max_batch_size  # the rest: the next plan's
+            here = min(len(scheduler.running) + len(scheduler.waiting), scheduler.max_running)
+            shared = here if scheduler.policy.whole_prompts else -(-here // self.engine.shape.num_stages)
+            full = (
+                scheduler.max_running > len(batch.rows) == min(scheduler.max_batch_size, shared)
+            )  # the rest: the next's
             read = sum(row.num_tokens for row in batch.rows if not row.is_decode)
             spent = batch.num_tokens == scheduler.max_batch_tokens or read >= scheduler.max_chunk_tokens
             cut = not scheduler.policy.whole_prompts and spent

@@ -8,10 +8,11 @@ from __future__ import annotations
 import pytest
 
 from noria.engine.scheduling.batch import Batch
+from noria.engine.scheduling.kv_blocks import KVBlocks
 from noria.engine.scheduling.policy import POLICIES
 from noria.engine.scheduling.preemption import Room
 from noria.engine.scheduling.request import Request
-from noria.engine.scheduling.scheduler import CannotEverFit
+from noria.engine.scheduling.scheduler import CannotEverFit, Scheduler
 from tests.engine.scheduling.by_hand import finish, request_of, run, scheduler_of, step
 
 # --- the paper's example: a late short request --------------------------------------------------------------------
@@ -297,3 +298,25 @@ def test_chunks_grow_where_more_rows_stand_idle_than_stream() -> None:
     assert prompt_tokens_beside(2, 4) == 3 * 8 // 2
     assert prompt_tokens_beside(2, 40) == 3 * 12 // 2  # six rows are free, however many wait
     assert prompt_tokens_beside(1, 7) == 39  # and never more than an iteration holds
+
+
+def test_few_requests_are_shared_out_among_the_stages() -> None:
+    """Eight that decode make two batches of four, not one of eight and an idle stage; the paper's policy takes all."""
+    for policy, expected in (("paged", [4, 4]), ("orca", [8])):
+        scheduler = Scheduler(
+            POLICIES[policy],
+            KVBlocks(64, 16, False),
+            max_batch_size=16,
+            max_batch_tokens=64,
+            max_model_len=64,
+            num_stages=2,
+        )
+        for number in range(8):
+            scheduler.add(Request(f"r{number}", [1, 2, 3], 3, max_tokens=9))
+        for _ in range(3):
+            out = []
+            while (batch := scheduler.select()) is not None:
+                out.append(batch)
+            assert [len(batch.rows) for batch in out] == expected
+            for batch in out:
+                scheduler.complete(batch, [(7,)] * len(batch.rows))

@@ -1,0 +1,96 @@
+"""What `noria models` says of a model from its headers alone: shape, memory, and how it is computed.
+
+Reads no weights and serves nothing.
+"""
+
+from __future__ import annotations
+
+from rich.filesize import decimal
+from rich.table import Table
+
+from noria.engine.memory import available, parse_size, show_size
+from noria.engine.models.errors import ModelError
+from noria.engine.models.load import inspect, is_foreign, stored_bytes
+from noria.engine.models.precision import Precision
+from noria.engine.models.source import ModelSource, list_models, resolve
+from noria.engine.models.spec import ModelSpec
+from noria.kernels.pools import kv_bytes_per_block
+from noria.tables import columns
+
+HOW = {
+    "fused": "fused: all layers in one call",
+    "composed": "composed: our layers, an operation at a time",
+    "foreign": "transformers: its own module with our attention, slower",
+}
+TYPICAL = 2048  # tokens of a request, beside the model's whole context
+
+
+def model_table() -> Table:
+    """The models that lie on this machine."""
+    table = columns("MODEL", "SIZE", "KIND", "COMPUTED", numbers={"SIZE"})
+    table.add_column("WHERE", overflow="fold")
+    for source in list_models():
+        table.add_row(source.name, decimal(source.size_bytes), source.kind, _how(source), str(source.path))
+    return table
+
+
+def _how(source: ModelSource) -> str:
+    try:
+        return "transformers, slower" if is_foreign(source) else inspect(source).computed
+    except ModelError:
+        return "not supported"
+
+
+def inspect_table(model: str, memory: str) -> Table:
+    """One model, and how many requests fit into `memory` (a size; empty: what is free here). Raises ModelError where it
+    is not supported, ValueError for a size that is none."""
+    room = parse_size(memory) if memory else available()
+    source = resolve(model)
+    spec, stored = inspect(source), stored_bytes(source)
+    table = columns("", "")
+    table.show_header, table.columns[1].no_wrap = False, False
+    rounded = source.kind == "safetensors" and not spec.foreign_parameters
+    for row in [*_shape(source, spec), *_memory(spec, stored, rounded), *_batches(spec, stored, room)]:
+        table.add_row(*row)
+    return table
+
+
+def _shape(source: ModelSource, spec: ModelSpec) -> list[tuple[str, str]]:
+    windows = sorted({layer.window for layer in spec.layers if layer.window})
+    sliding = sum(bool(layer.window) for layer in spec.layers)
+    heads = f"{spec.num_heads} heads over {spec.num_kv_heads} of keys and values, {spec.head_dim} wide"
+    rows = [
+        ("model", f"{source.name} ({source.kind}, {source.path})"),
+        ("architecture", spec.architecture),
+        ("computed", HOW[spec.computed]),
+        ("parameters", f"{spec.num_parameters:,}"),
+        ("layers", f"{spec.num_layers}, {heads}"),
+        ("context", f"{spec.max_len:,} tokens"),
+    ]
+    if windows:
+        rows.append(("windows", f"{sliding} layers see the last {', '.join(map(str, windows))} tokens"))
+    if spec.experts:
+        rows.append(("experts", f"{spec.experts.per_token} of {spec.experts.num} for a token"))
+    return rows
+
+
+def _memory(spec: ModelSpec, stored: int, rounded: bool) -> list[tuple[str, str]]:
+    """`rounded`: whether --dtype and --quantize change anything, as they do not where the file holds integers."""
+    per_token = [kv_bytes_per_block(spec.num_layers, 1, spec.num_kv_heads, spec.head_dim) // by for by in (2, 1)]
+    rows = [("weights", f"{show_size(stored)} as stored")]
+    if rounded:
+        kept = {"bf16 or fp16": Precision("bf16"), "int8": Precision(quantize="int8"), "q4": Precision(quantize="q4")}
+        sizes = [f"{show_size(spec.weight_bytes)} fp32"]
+        sizes += [f"{show_size(how.weight_bytes(spec, stored))} {name}" for name, how in kept.items()]
+        rows.append(("in memory", ", ".join(sizes)))
+    rows.append(("KV of a token", f"{per_token[0]:,} bytes fp16, {per_token[1]:,} bytes fp32"))
+    return rows
+
+
+def _batches(spec: ModelSpec, stored: int, room: int) -> list[tuple[str, str]]:
+    """Requests that fit beside the weights as stored, with KV in fp16."""
+    per_token = kv_bytes_per_block(spec.num_layers, 1, spec.num_kv_heads, spec.head_dim) // 2
+    tokens = max(0, room - stored) // per_token
+    lengths = sorted({min(TYPICAL, spec.max_len), spec.max_len})
+    fit = ", ".join(f"{tokens // length:,} of {length:,} tokens" for length in lengths)
+    return [(f"in {show_size(room)}", f"at most {tokens:,} tokens of KV: a batch of {fit}")]
