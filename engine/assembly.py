@@ -13,6 +13,7 @@ from noria.engine.execution.executor import Executor, LocalExecutor
 from noria.engine.execution.rendezvous import host
 from noria.engine.grammar.grammars import Grammars
 from noria.engine.loading import Progress, load_model, new_runner, warm_up_steps
+from noria.engine.models.generation import sampling_defaults
 from noria.engine.models.load import LoadedModel
 from noria.engine.plan import Plan
 from noria.engine.ranks import start_ranks
@@ -93,6 +94,7 @@ def assemble(plan: Plan, progress: Progress | None = None) -> Assembly:
         deterministic=plan.deterministic,
         tool_parser=config.tool_parser,
         reasoning_parser=config.reasoning_parser,
+        sampling_defaults=sampling_defaults(plan.source) if config.generation_config == "auto" else {},
     )
     grammars = Grammars(
         loaded.tokenizer_files,

@@ -110,6 +110,10 @@ class EngineConfig(Settings):
         "off", description="ngram: guess tokens from a request's own text and verify several in one iteration"
     )
     draft_tokens: int = Field(6, ge=1, le=32, description="Tokens guessed for one request and iteration at most")
+    generation_config: Literal["auto", "none"] = Field(
+        "auto",
+        description="Sampling where a request is silent; auto: the model's generation_config.json, none: OpenAI's",
+    )
     tool_parser: Literal[
         "auto", "none", "harmony", "deepseek", "mistral", "qwen_xml", "hermes", "pythonic", "llama", "json"
     ] = Field("auto", description="Format of the model's tool calls; auto: as its chat template has it")

@@ -6,12 +6,17 @@ Knows no prompt and no endpoint.
 from __future__ import annotations
 
 import secrets
+from typing import TypeVar
+
+from pydantic import BaseModel
 
 from noria.engine.wire.messages import ModelCard, SamplingParams
 from noria.gateway.choice import TextOptions
 from noria.gateway.errors import InvalidRequest
 from noria.gateway.model_directory import ServedModel
 from noria.gateway.schemas.sampling import SamplingFields
+
+Request = TypeVar("Request", bound=BaseModel)
 
 _MASK = 2**64 - 1
 _GREEDY_BELOW = 1e-5
@@ -25,6 +30,7 @@ def sampling_params(
     card: ModelCard, request: SamplingFields, *, max_tokens: int, logprobs: int | None, prompt_logprobs: int | None
 ) -> SamplingParams:
     """Parameters of every choice of a request, but for the seed. Raises `InvalidRequest` for ids that do not exist."""
+    request = settled(card, request)
     bias = {int(key): value for key, value in request.logit_bias.items()}
     check_ids(card, list(bias), "logit_bias")
     check_ids(card, request.stop_token_ids, "stop_token_ids")
@@ -48,6 +54,12 @@ def sampling_params(
         prompt_logprobs=prompt_logprobs,
         grammar=request.grammar,
     )
+
+
+def settled(card: ModelCard, request: Request) -> Request:
+    """The request with the model's own sampling where it is silent."""
+    silent = {name: value for name, value in card.sampling_defaults.items() if name not in request.model_fields_set}
+    return request.model_copy(update=silent) if silent else request
 
 
 def text_options(model: ServedModel, request: SamplingFields, *, logprobs: bool) -> TextOptions:

@@ -175,6 +175,7 @@ class ModelCard(msgspec.Struct, frozen=True):
     deterministic: bool = False  # whether a token has the same bits alone and in any batch
     tool_parser: str = "auto"  # one of TOOL_PARSERS
     reasoning_parser: str = "auto"  # one of REASONING_PARSERS
+    sampling_defaults: dict[str, float] = {}  # of a request that is silent: temperature, top_p, top_k, ...
     wire_version: int = WIRE_VERSION
 
 

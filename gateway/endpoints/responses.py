@@ -25,6 +25,7 @@ from noria.gateway.responses.context import Context, Shelves, gather
 from noria.gateway.responses.events import EventWriter
 from noria.gateway.responses.parts import Shown
 from noria.gateway.responses.stored import RUNNING, StoredResponse
+from noria.gateway.sampling import settled
 from noria.gateway.schemas.responses import CompactRequest, Include, InputTokensRequest, ResponseRequest
 from noria.gateway.schemas.strict import parse
 from noria.gateway.services import Question, Services, Tenant
@@ -66,8 +67,8 @@ async def create_response(
         return await _in_background(services, shelves, background, tenant, body, given, question, context)
 
     def shape(identity: Identity) -> ResponseAnswer:
-        model_id = question.model.card.id
-        begun = response.begun(body, response_id=identity.id, model=model_id, created=identity.created)
+        card = question.model.card
+        begun = response.begun(settled(card, body), response_id=identity.id, model=card.id, created=identity.created)
         group = identity.id.removeprefix(ids.RESPONSE)
 
         async def conclude(ended: Shown) -> Shown:

@@ -77,7 +77,7 @@ def _chat(model: ServedModel, request: InputFields) -> dict[str, Any]:
         schema = {"name": "output", "schema": request.output_config.format.json_schema}
         body["response_format"] = {"type": "json_schema", "json_schema": schema}
     if isinstance(request, MessagesRequest):
-        body |= {name: getattr(request, name) for name in _SAME_NAME}
+        body |= {name: getattr(request, name) for name in _SAME_NAME if name in request.model_fields_set}
         body["stop"] = request.stop_sequences
         body["user"] = request.metadata.user_id
     return body

@@ -104,7 +104,7 @@ def _chat(request: InputFields, messages: Sequence[dict[str, Any]]) -> ChatReque
     if request.reasoning is not None and request.reasoning.effort is not None:
         body["reasoning_effort"] = request.reasoning.effort
     if isinstance(request, ResponseRequest):
-        body |= {name: getattr(request, name) for name in _SAME_NAME}
+        body |= {name: getattr(request, name) for name in _SAME_NAME if name in request.model_fields_set}
         body["max_completion_tokens"] = 1 if request.prewarm else request.max_output_tokens
         if request.with_logprobs:
             body |= {"logprobs": True, "top_logprobs": request.top_logprobs or 0}

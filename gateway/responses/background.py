@@ -24,6 +24,7 @@ from noria.gateway.responses.background_ticket import BackgroundTicket, of_watch
 from noria.gateway.responses.context import Context, Shelves
 from noria.gateway.responses.parts import Shown
 from noria.gateway.responses.stored import RUNNING, Job, StoredResponse
+from noria.gateway.sampling import settled
 from noria.gateway.schemas.responses import ResponseRequest
 from noria.gateway.schemas.strict import parse
 from noria.gateway.services import Question, Services, Tenant
@@ -58,7 +59,9 @@ class Background:
         """Keep the response and put it on the queue; returns it. Raises a `GatewayError` where it is not taken."""
         self._services.directory.require_live(question.model)
         group, created = ids.new_group(), int(time.time())
-        begun = response.begun(request, response_id=ids.RESPONSE + group, model=question.model.card.id, created=created)
+        card = question.model.card
+        shown = settled(card, request)
+        begun = response.begun(shown, response_id=ids.RESPONSE + group, model=card.id, created=created)
         job = Job(
             body=orjson.dumps({**given, "input": ""}),
             model=question.model.card.id,

@@ -13,6 +13,7 @@ from tokenizers import AddedToken, Tokenizer, models, processors
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from noria.engine.models.errors import ModelError
+from noria.engine.models.generation import sampling_defaults
 from noria.engine.models.load import inspect, load
 from noria.engine.models.source import list_models, resolve
 from noria.kernels.torch_ops import TorchOps
@@ -140,3 +141,12 @@ def test_quantised_weights_are_named_with_their_file_though_config_is_silent(fol
     save_file(weights | {"model.norm.weight": torch.ones(16, dtype=torch.int8)}, path)
     with pytest.raises(ModelError, match=r"model\.safetensors: tensor model\.norm\.weight holds torch\.int8"):
         load(resolve(str(folder)), TorchOps())
+
+
+def test_sampling_that_the_folder_asks_for(folder: Path) -> None:
+    path = folder / "generation_config.json"
+    write(path, temperature=0.7, top_k=20, top_p=None, do_sample=True, max_new_tokens=9)
+    assert sampling_defaults(resolve(str(folder))) == {"temperature": 0.7, "top_k": 20}
+    write(path, top_p=1.5)
+    with pytest.raises(ModelError, match=r"generation_config\.json: top_p = 1\.5 is not between 0\.0 and 1\.0"):
+        sampling_defaults(resolve(str(folder)))
