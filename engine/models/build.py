@@ -67,8 +67,11 @@ def build_weights(
         head = ops.pack_linear([reader.weight("lm_head.weight")])
     if ends.first and spec.num_positions:
         positions = ops.pack_table(reader.read("model.embed_positions.weight"), None)
-    give_back()  # the tables come first, while what they take beside themselves is less than all the rest
-    layers = [_build_layer(spec, layer, reader, f"model.layers.{index}.") for index, layer in enumerate(spec.layers)]
+    layers: list[LayerWeights] = []
+    for index, layer in enumerate(spec.layers):
+        # What was read for the last layer, and for the tables, which come first for that, left holes among what stays.
+        give_back()
+        layers.append(_build_layer(spec, layer, reader, f"model.layers.{index}."))
     norm = reader.norm("model.norm")
     return DecoderWeights(embedding, positions, layers, norm, head)
 
