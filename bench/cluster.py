@@ -98,7 +98,9 @@ class Cluster:
         engine_options: tuple[str, ...] = (),
         gateway_options: tuple[str, ...] = (),
         environment: Mapping[str, str] | None = None,
+        start_seconds: float = 120.0,
     ) -> None:
+        self._start_seconds = start_seconds
         self.folder = Path(tempfile.mkdtemp(prefix="noria-cluster-"))  # short: a socket's path has 107 bytes
         self.store_url = f"unix://{self.folder}/data/store.sock"
         kept = {name: value for name, value in os.environ.items() if not name.startswith("NORIA_")}
@@ -115,7 +117,7 @@ class Cluster:
         try:
             for part in (self.store, *self.engines, *self.gateways):
                 part.start()
-            self.await_ready()
+            self.await_ready(self._start_seconds)
         except BaseException:
             self.close()
             raise

@@ -34,7 +34,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def cluster(model: Path) -> Iterator[Cluster]:
     """One engine of two stages, and one of a single process."""
-    running = Cluster(model, num_engines=0, num_gateways=1)
+    running = Cluster(model, num_engines=0, num_gateways=1, start_seconds=240)
     running.engines += [running.engine("staged", model, (*OPTIONS, "--pp=2")), running.engine("plain", model, OPTIONS)]
     with running:
         yield running
@@ -52,6 +52,7 @@ def is_alive(pid: int) -> bool:
     return False
 
 
+@pytest.mark.timeout(480)  # on a machine with other work: six processes start
 async def test_requests_of_an_engine_that_lost_a_rank_go_on_elsewhere(cluster: Cluster) -> None:
     staged, plain = cluster.engines
     client = Client(cluster, MODEL, time.monotonic() + 200)
