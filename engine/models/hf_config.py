@@ -220,8 +220,7 @@ def _gemma3(config: Config) -> Fields:
     config = {**uncapped, **config}
     pattern = int(config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6)
     config["layer_types"] = config.get("layer_types") or [
-        "full_attention" if (index + 1) % pattern == 0 else "sliding_attention"
-        for index in range(_num_layers(config))
+        "full_attention" if (index + 1) % pattern == 0 else "sliding_attention" for index in range(_num_layers(config))
     ]
     fields = _gemma2(config) | {"head_norm": "head"}
     full = _rope(config, fields, 1000000.0)
