@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -124,10 +125,20 @@ def read_whole(folder: Path) -> None:
     load(planned.source, planned.ops, precision=planned.precision, max_len=planned.max_model_len)
 
 
+def _look_up_families(whole: Path) -> None:
+    """A family that is not ours is asked of transformers, whose first import takes seconds: not the folder's fault."""
+    shutil.copytree(whole, strange := whole.with_name("strange"))
+    (strange / "config.json").write_text(json.dumps({"architectures": ["NobodysForCausalLM"]}))
+    with suppress(ModelError):
+        read_whole(strange)
+    shutil.rmtree(strange)
+
+
 def faults(folder: Path, inputs: int, seed: int, outcomes: Counter[str]) -> Iterator[str]:
     """What should not have happened, a line for each. The models are kept in `folder`."""
     whole, breaker = folder / "whole", Breaker(seed)
     write_whole(whole)
+    _look_up_families(whole)
     for number in range(inputs):
         broken = folder / f"broken{number}"
         shutil.copytree(whole, broken)
