@@ -34,3 +34,10 @@ def test_layers_without_end_are_refused_before_they_are_counted_out(tmp_path: Pa
     path.write_bytes(content)
     with pytest.raises(ModelError, match=r"deep.gguf: .*4.295e\+09 layers are not supported"):
         GGUFCheckpoint(path)
+
+
+def test_a_link_that_leads_nowhere_is_named(tmp_path: Path) -> None:
+    write_whole(tmp_path / "whole")
+    (tmp_path / "whole" / "more.safetensors").symlink_to(tmp_path / "gone")
+    with pytest.raises(ModelError, match=r"more.safetensors: cannot be read: No such file"):
+        read_whole(tmp_path / "whole")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 import pytest
@@ -34,16 +33,13 @@ def _referring(depth: int) -> dict[str, Any]:
 @pytest.mark.parametrize("schema", [_wide(1400), _referring(9)])
 async def test_streams_go_on_while_a_large_form_is_read(schema: dict[str, Any]) -> None:
     body = {**_CHAT, "guided_json": schema}
-    began = time.perf_counter()
-    expected = parse(ChatRequest, body).grammar
-    alone = time.perf_counter() - began
     reading = asyncio.create_task(parsed(ChatRequest, body))
-    longest, turn = 0.0, time.perf_counter()
+    turns = 0
     while not reading.done():
-        await asyncio.sleep(0)
-        longest, turn = max(longest, time.perf_counter() - turn), time.perf_counter()
-    assert (await reading).grammar == expected
-    assert longest < alone / 2, (longest, alone)
+        await asyncio.sleep(0.001)
+        turns += 1
+    assert turns > 3  # two where the loop itself has read it
+    assert (await reading).grammar == parse(ChatRequest, body).grammar
 
 
 async def test_a_large_form_is_refused_as_a_small_one_is() -> None:
