@@ -12,6 +12,7 @@ import msgspec
 
 from noria.gateway.choice import TextOptions
 from noria.gateway.model_directory import ServedModel
+from noria.gateway.parsing import unhurried
 from noria.gateway.prompts import chat_prompt, inside_thoughts, prediction, room_left
 from noria.gateway.reading import Reading, reading
 from noria.gateway.sampling import check_stop_count, sampling_params, text_options
@@ -27,7 +28,8 @@ async def chat_question(services: Services, body: ChatRequest) -> Question:
     prompt = await chat_prompt(model, body)
     param = "messages" if body.wanted_tokens is None else "max_tokens"
     max_tokens = room_left(model.card, len(prompt), body.wanted_tokens, default=None, param=param)
-    read, options = answer_reading(model, body, prompt)
+    tools = {} if body.toolset is None else {"tools": body.toolset.shown}
+    read, options = await unhurried(lambda: answer_reading(model, body, prompt), tools)
     params = sampling_params(
         model.card, body, max_tokens=max_tokens, logprobs=body.wanted_logprobs, prompt_logprobs=body.prompt_logprobs
     )

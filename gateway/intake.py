@@ -51,7 +51,10 @@ async def _append_all(
         size += len(piece)
         if size > most:
             raise BodyTooLarge(f"The file has more than the {most} bytes allowed.")
-        await records.append_chunk(*place, count, piece)
+        try:
+            await records.append_chunk(*place, count, piece)
+        except KeyError:
+            raise InvalidRequest("The upload took too long, or was taken away.", code="upload_expired") from None
         count += 1
         if time.monotonic() - touched > DRAFT_LIFE / 4:
             await records.touch(tenant, kind, [record_id], ttl=DRAFT_LIFE)

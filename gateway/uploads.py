@@ -9,11 +9,12 @@ import hashlib
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 import msgspec
 
 from noria.engine.wire.record_store import MAX_CHUNK, RecordStore, StoredRecord
-from noria.gateway.errors import InvalidRequest, NotFound, WrongState
+from noria.gateway.errors import GatewayError, InvalidRequest, NotFound, WrongState
 from noria.gateway.files import MAX_BATCH_BYTES, Description, Files
 from noria.gateway.intake import take_in
 from noria.gateway.records import PART, UPLOAD
@@ -60,7 +61,13 @@ class Uploads:
 
         place = (tenant, _parts(upload_id), part_id)
         most = min(MAX_PART_BYTES, upload.size)
-        await take_in(self._records, place, _encode(PartRecord(now)), pieces, most=most, whole=whole)
+        async with self._unless_ended(tenant, upload_id):
+            await take_in(self._records, place, _encode(PartRecord(now)), pieces, most=most, whole=whole)
+        try:
+            await self._pending(tenant, upload_id)
+        except GatewayError:  # the upload ended before the part lay there
+            await self._records.delete(*place)
+            raise
         return part_id, made[0]
 
     async def complete(
@@ -68,7 +75,8 @@ class Uploads:
     ) -> tuple[UploadRecord, FileRecord]:
         """One file of these parts, in this order. Raises `NotFound`, `WrongState`, `InvalidRequest` and RecordsFull."""
         found, upload = await self._pending(tenant, upload_id)
-        await self._check_parts(tenant, upload_id, upload, part_ids)
+        async with self._unless_ended(tenant, upload_id):
+            await self._check_parts(tenant, upload_id, upload, part_ids)
         digest = hashlib.md5(usedforsecurity=False)
 
         def described(size: int) -> Description:
@@ -80,7 +88,8 @@ class Uploads:
             return Description(upload.filename, upload.purpose, upload.life)
 
         joined = self._joined(tenant, upload_id, part_ids, digest)
-        file_id, file = await self._files.take_in(tenant, joined, described)
+        async with self._unless_ended(tenant, upload_id):
+            file_id, file = await self._files.take_in(tenant, joined, described)
         done = msgspec.structs.replace(upload, status="completed", file_id=file_id)
         if not await self._records.replace_if(tenant, UPLOAD, upload_id, found.version, _encode(done)):
             await self._files.delete(tenant, file_id)
@@ -106,6 +115,16 @@ class Uploads:
         if upload.status != "pending":
             raise WrongState(f"The upload {upload_id} is {upload.status}.", param="upload_id")
         return found, upload
+
+    @asynccontextmanager
+    async def _unless_ended(self, tenant: str, upload_id: str) -> AsyncIterator[None]:
+        """A request that fails since the upload was completed or cancelled meanwhile, its parts gone with it, is told
+        so."""
+        try:
+            yield
+        except InvalidRequest:
+            await self._pending(tenant, upload_id)
+            raise
 
     async def _check_parts(self, tenant: str, upload_id: str, upload: UploadRecord, part_ids: Sequence[str]) -> None:
         named = [part_id.replace("/", "?") for part_id in part_ids]

@@ -12,7 +12,7 @@ import numpy as np
 
 from noria.engine.models.errors import ModelError
 from noria.engine.models.gguf_file import GGUFFile
-from noria.engine.models.spec import ExpertsSpec, LayerSpec, ModelSpec, RopeSpec
+from noria.engine.models.spec import ExpertsSpec, LayerSpec, ModelSpec, RopeSpec, layer_count
 
 PAIRED = ("llama", "smollm3", "granite")
 """Whose queries and keys are stored with rotary pairs as neighbours. "llama" covers Llama 2 and 3, SmolLM2, Mistral and
@@ -180,7 +180,7 @@ def _layers(meta: Metadata, spec: dict[str, Any]) -> tuple[LayerSpec, ...]:
             return LayerSpec(rope, 0)
         return LayerSpec(local, window, sparse)
 
-    return tuple(layer(index) for index in range(meta.integer("block_count")))
+    return tuple(layer(index) for index in range(layer_count(meta.integer("block_count"))))
 
 
 def _rope(meta: Metadata, head_dim: int) -> RopeSpec:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from noria.engine.models.hf_rope import read_rope, rope_settings
-from noria.engine.models.spec import ExpertsSpec, LayerSpec, ModelSpec, RopeSpec
+from noria.engine.models.spec import ExpertsSpec, LayerSpec, ModelSpec, RopeSpec, layer_count
 
 Config = dict[str, Any]
 Fields = dict[str, Any]
@@ -67,7 +67,11 @@ def _activation(name: str) -> Literal["silu", "gelu", "gelu_tanh"]:
 def _alike(config: Config, fields: Fields, rope: RopeSpec | None, window: int = 0) -> Fields:
     """All layers alike."""
     window = window if window < fields["max_len"] else 0
-    return {"layers": (LayerSpec(rope, window),) * int(config["num_hidden_layers"])}
+    return {"layers": (LayerSpec(rope, window),) * _num_layers(config)}
+
+
+def _num_layers(config: Config) -> int:
+    return layer_count(int(config["num_hidden_layers"]))
 
 
 def _rope(config: Config, fields: Fields, base: float = 10000.0, share: float = 1.0) -> RopeSpec:
@@ -77,7 +81,7 @@ def _rope(config: Config, fields: Fields, base: float = 10000.0, share: float = 
 
 def _layer_types(config: Config, slides: Callable[[int], bool]) -> list[bool]:
     """For each layer, whether it slides; `slides` is the family's own pattern."""
-    types, count = config.get("layer_types"), int(config["num_hidden_layers"])
+    types, count = config.get("layer_types"), _num_layers(config)
     if types is None:
         return [slides(index) for index in range(count)]
     if len(types) != count or not set(types) <= {"full_attention", "sliding_attention"}:
@@ -150,8 +154,6 @@ def _olmoe(config: Config) -> Fields:
 
 
 def _sparse(fields: Fields, experts: ExpertsSpec, where: Callable[[int], bool] = lambda index: True) -> Fields:
-    if not 0 < experts.per_token <= experts.num:
-        raise ValueError(f"{experts.per_token} of {experts.num} experts for a token")
     layers = (LayerSpec(layer.rope, layer.window, where(index)) for index, layer in enumerate(fields["layers"]))
     return {"layers": tuple(layers), "experts": experts}
 
@@ -166,7 +168,7 @@ def _olmo2(config: Config) -> Fields:
 def _smollm3(config: Config) -> Fields:
     tied = config.get("tie_word_embeddings", True)
     fields = _llama({**config, "tie_word_embeddings": tied, "sliding_window": None})
-    rope, count = _rope(config, fields, 2000000.0), int(config["num_hidden_layers"])
+    rope, count = _rope(config, fields, 2000000.0), _num_layers(config)
     step = int(config.get("no_rope_layer_interval") or 4)
     turns = config.get("no_rope_layers") or [int((index + 1) % step != 0) for index in range(count)]
     window = int(config.get("sliding_window") or 0) if config.get("use_sliding_window") else 0
@@ -218,8 +220,7 @@ def _gemma3(config: Config) -> Fields:
     config = {**uncapped, **config}
     pattern = int(config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or 6)
     config["layer_types"] = config.get("layer_types") or [
-        "full_attention" if (index + 1) % pattern == 0 else "sliding_attention"
-        for index in range(int(config["num_hidden_layers"]))
+        "full_attention" if (index + 1) % pattern == 0 else "sliding_attention" for index in range(_num_layers(config))
     ]
     fields = _gemma2(config) | {"head_norm": "head"}
     full = _rope(config, fields, 1000000.0)

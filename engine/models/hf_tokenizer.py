@@ -48,11 +48,14 @@ def _spelling(value: Any) -> str | None:
 def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise ModelError(f"{path}: cannot be read: {error}") from error
     template = read_json(folder / "chat_template.json").get("chat_template") or config.get("chat_template")
     if isinstance(template, list):  # several, each with a name
-        by_name = {entry.get("name"): entry.get("template") for entry in template}
-        template = by_name.get("default")
+        named = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]
+        template = named[-1].get("template") if named else None
     return template if isinstance(template, str) else None
 
 

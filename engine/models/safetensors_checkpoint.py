@@ -36,7 +36,7 @@ def read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path}: cannot be read: {error}") from error
     if not isinstance(content, dict):
         raise ModelError(f"{path}: not a JSON object")
@@ -106,8 +106,7 @@ class SafetensorsCheckpoint:
         return place
 
     def _open_files(self) -> None:
-        index = read_json(self._folder / "model.safetensors.index.json").get("weight_map")
-        names = sorted(set(index.values())) if index else [path.name for path in self._folder.glob("*.safetensors")]
+        names = self._named_files() or [path.name for path in self._folder.glob("*.safetensors")]
         if not names:
             raise ModelError(f"{self._folder}: no *.safetensors file in the folder")
         for name in names:
@@ -125,17 +124,25 @@ class SafetensorsCheckpoint:
             self._file_by_tensor.update(dict.fromkeys(names_in_file, file))
             self._path_by_tensor.update(dict.fromkeys(names_in_file, path))
 
+    def _named_files(self) -> list[str]:
+        """Those of the index; none where there is no index."""
+        path = self._folder / "model.safetensors.index.json"
+        index = read_json(path).get("weight_map") or {}
+        if not isinstance(index, dict) or not all(isinstance(name, str) for name in index.values()):
+            raise ModelError(f"{path}: its weight_map does not give each tensor a file")
+        return sorted(set(index.values()))
+
     def _read_spec(self) -> ModelSpec:
         config = self._config
-        architecture = architecture_of(config)
-        if architecture not in READERS:
-            raise ModelError(f"{self.label}: architecture {architecture!r} is not supported ({', '.join(READERS)})")
-        refuse_quantised(self._folder, config)
         try:
+            architecture = architecture_of(config)
+            if architecture not in READERS:
+                raise ModelError(f"{self.label}: architecture {architecture!r} is not supported ({', '.join(READERS)})")
+            refuse_quantised(self._folder, config)
             return spec_from_config(config, self._eos_token_ids())
         except KeyError as error:
             raise ModelError(f"{self.label}/config.json: {error} is missing") from error
-        except (TypeError, ValueError, ZeroDivisionError) as error:
+        except (AttributeError, TypeError, ValueError, ArithmeticError) as error:
             raise ModelError(f"{self.label}/config.json: {error}") from error
 
     def _eos_token_ids(self) -> tuple[int, ...]:

@@ -96,7 +96,10 @@ def _gguf(path: Path, name: str) -> ModelSource:
 def _folder(path: Path, name: str) -> ModelSource:
     if not (path / "config.json").is_file():
         raise ModelError(f"{path}: no config.json in the folder")
-    size = sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    try:
+        size = sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    except OSError as error:  # a link that leads nowhere, as a cache that was tidied up leaves it
+        raise ModelError(f"{error.filename}: cannot be read: {error.strerror}") from error
     if not size:
         raise ModelError(f"{path}: no *.safetensors file in the folder")
     return ModelSource(name, path.resolve(), "safetensors", size)

@@ -19,6 +19,20 @@ class Ends(NamedTuple):
 
 BOTH_ENDS = Ends()
 
+LARGEST = 2**31 - 1
+"""Of any size: beyond it no file is meant."""
+
+MAX_LAYERS = 4096
+MAX_EXPERTS = 2**17
+"""In all layers together."""
+
+
+def layer_count(number: int) -> int:
+    """The number, if a model can have so many layers: asked before there is something for each. Else ValueError."""
+    if not 0 < number <= MAX_LAYERS:
+        raise ValueError(f"{number:.4g} layers are not supported (1 to {MAX_LAYERS})")
+    return number
+
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
@@ -113,6 +127,25 @@ class ModelSpec:
     embedding_scale: float = 1.0
     residual_scale: float = 1.0  # of what attention and feed-forward add
     foreign_parameters: int = 0  # of a model that transformers' own module computes; 0: ours
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for sizes that no model has."""
+        for name in ("vocab_size", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "ffn_size", "max_len"):
+            if not 0 < getattr(self, name) <= LARGEST:
+                raise ValueError(f"{name} = {getattr(self, name):.4g} is not supported")
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(f"{self.num_heads} heads cannot share {self.num_kv_heads} of keys and values")
+        if not 0.0 <= self.norm_eps < 1.0:
+            raise ValueError(f"an epsilon of {self.norm_eps} in norms is not supported")
+        layer_count(len(self.layers))
+        if self.experts is not None:
+            self._check_experts(self.experts)
+
+    def _check_experts(self, experts: ExpertsSpec) -> None:
+        if not 0 < experts.per_token <= experts.num:
+            raise ValueError(f"{experts.per_token:.4g} of {experts.num:.4g} experts for a token")
+        if experts.num * len(self.layers) > MAX_EXPERTS or not 0 < experts.ffn_size <= LARGEST:
+            raise ValueError(f"{experts.num:.4g} experts of size {experts.ffn_size:.4g} are not supported")
 
     @property
     def num_layers(self) -> int:

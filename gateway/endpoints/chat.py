@@ -13,8 +13,8 @@ from noria.gateway.chat_question import chat_question
 from noria.gateway.delivery import delivery
 from noria.gateway.dependencies import ServicesDep, TenantDep, json_object
 from noria.gateway.kept_answer import KeptAnswer
+from noria.gateway.parsing import parsed
 from noria.gateway.schemas.chat import ChatRequest
-from noria.gateway.schemas.strict import parse
 
 router = APIRouter()
 
@@ -22,7 +22,7 @@ router = APIRouter()
 @router.post("/chat/completions")
 async def chat_completions(request: Request, services: ServicesDep, tenant: TenantDep) -> Response:
     given = await json_object(request)
-    body = parse(ChatRequest, given)
+    body = await parsed(ChatRequest, given)
     wanted = delivery(request.headers, "chat/completions", given, stream=body.stream)
     question = await chat_question(services, body)
 

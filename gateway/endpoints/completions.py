@@ -21,12 +21,12 @@ from noria.gateway.echo import echo
 from noria.gateway.errors import InvalidRequest
 from noria.gateway.generation import Generation
 from noria.gateway.model_directory import ServedModel
+from noria.gateway.parsing import parsed
 from noria.gateway.prompts import kept_tokens, plain_prompt, room_left
 from noria.gateway.sampling import check_stop_count, sampling_params, text_options
 from noria.gateway.schemas.answers import Chunks, Head, PromptToken, completion_logprobs, prompt_scores, usage_fields
 from noria.gateway.schemas.completions import CompletionRequest
 from noria.gateway.schemas.prompted import Prompt
-from noria.gateway.schemas.strict import parse
 from noria.gateway.services import Question
 from noria.gateway.streaming import DONE
 from noria.gateway.text.infill import infill_prompt
@@ -40,7 +40,7 @@ _DEFAULT_MAX_TOKENS = 16
 @router.post("/completions")
 async def completions(request: Request, services: ServicesDep, tenant: TenantDep) -> Response:
     given = await json_object(request)
-    body = parse(CompletionRequest, given)
+    body = await parsed(CompletionRequest, given)
     wanted = delivery(request.headers, "completions", given, stream=body.stream)
     check_stop_count(body, services.settings.max_stop_strings)
     services.check_choices(len(body.prompt), body.samples, "n" if body.samples == body.n else "best_of")

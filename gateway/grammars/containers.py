@@ -83,7 +83,7 @@ def _open_ended(
 ) -> Schema:
     """What is allowed beside the declared properties."""
     names = node.get("propertyNames")
-    if known and patterns.keys() == {other_than(known)}:  # enforced already
+    if known and len(patterns) == 1 and patterns.keys() == {other_than(known)}:  # enforced already
         (schema,) = patterns.values()
         return _others(known, part(schema, "patternProperties"))
     if patterns:

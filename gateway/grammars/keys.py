@@ -6,11 +6,15 @@ Knows no schema.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from noria.gateway.grammars.patterns import EVERYTHING, one_of, without
 
 MAX_PREFIX = 48
 """Characters of a declared name that are looked at: what begins with so many of its characters is not written."""
+
+
+_ANYTHING = one_of(EVERYTHING, in_json=True) + "*"
 
 
 def other_than(names: Iterable[str]) -> str:
@@ -26,7 +30,7 @@ def _rest(names: Sequence[str], depth: int) -> str:
         if name:
             tails.setdefault(name[0], []).append(name[1:])
     others = without(EVERYTHING, [(ord(head), ord(head)) for head in tails])
-    parts = [one_of(others, in_json=True) + one_of(EVERYTHING, in_json=True) + "*"]
+    parts = [one_of(others, in_json=True) + _ANYTHING]
     if depth < MAX_PREFIX:
         parts += [_literal(head) + _rest(tail, depth + 1) for head, tail in tails.items() if _is_plain(head)]
     if "" not in names:
@@ -34,6 +38,7 @@ def _rest(names: Sequence[str], depth: int) -> str:
     return f"(?:{'|'.join(parts)})"
 
 
+@lru_cache(maxsize=1024)
 def _literal(character: str) -> str:
     return one_of([(ord(character), ord(character))], in_json=True)
 

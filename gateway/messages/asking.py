@@ -15,6 +15,7 @@ from noria.gateway.chat_question import chat_question
 from noria.gateway.errors import InvalidRequest
 from noria.gateway.messages.turns import as_messages
 from noria.gateway.model_directory import ServedModel
+from noria.gateway.parsing import parsed
 from noria.gateway.schemas.anthropic import (
     AnyChoice,
     AutoChoice,
@@ -25,7 +26,6 @@ from noria.gateway.schemas.anthropic import (
     ThinkingOn,
 )
 from noria.gateway.schemas.chat import ChatRequest
-from noria.gateway.schemas.strict import parse
 from noria.gateway.services import Question, Services
 from noria.gateway.text.parsers.catalog import reasoning_format_of
 
@@ -56,7 +56,7 @@ async def ask(services: Services, request: InputFields) -> Question:
     """Raises a `GatewayError` that names the offending field as this API does."""
     model = await services.directory.resolve(request.model)
     try:
-        question = await chat_question(services, parse(ChatRequest, _chat(model, request)))
+        question = await chat_question(services, await parsed(ChatRequest, _chat(model, request)))
     except InvalidRequest as error:
         param = None if error.param is None else _own(error.param)
         raise type(error)(_own(error.message), param=param, code=error.code) from error

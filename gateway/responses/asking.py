@@ -16,12 +16,12 @@ from noria.gateway.chat_question import answer_reading, chat_question
 from noria.gateway.choice import TextOptions
 from noria.gateway.errors import ContextLengthExceeded, InvalidRequest
 from noria.gateway.model_directory import ServedModel
+from noria.gateway.parsing import parsed
 from noria.gateway.prompts import chat_prompt
 from noria.gateway.responses.items import as_messages
 from noria.gateway.responses.parts import Shown
 from noria.gateway.schemas.chat import ChatRequest
 from noria.gateway.schemas.responses import AllowedTools, InputFields, JsonSchemaFormat, NamedFunction, ResponseRequest
-from noria.gateway.schemas.strict import parse
 from noria.gateway.services import Question, Services
 
 _SAME_NAME = (
@@ -53,7 +53,7 @@ async def ask(
     most = len(messages) - 1
 
     async def attempt(dropped: int) -> Question:
-        question = _with_own_names(await chat_question(services, _chat(request, _without(messages, dropped))))
+        question = _with_own_names(await chat_question(services, await _chat(request, _without(messages, dropped))))
         if 0 < dropped < most and question.params[0].max_tokens < _ROOM:
             raise ContextLengthExceeded("There is no room for an answer.", param="input")
         return question
@@ -72,7 +72,7 @@ async def ask(
 async def reading(services: Services, request: InputFields, model_id: str) -> tuple[ServedModel, TextOptions]:
     """How an answer to this request is read from its tokens. Raises a `GatewayError` where the model is not known."""
     model = await services.directory.resolve(model_id)
-    chat = _chat(request, [{"role": "user", "content": ""}])
+    chat = await _chat(request, [{"role": "user", "content": ""}])
     _, options = answer_reading(model, chat, await chat_prompt(model, chat))
     return model, options
 
@@ -97,7 +97,7 @@ def _without(messages: Sequence[dict[str, Any]], dropped: int) -> Sequence[dict[
     return [message for message in rest if message["role"] != "tool" or message["tool_call_id"] in calls]
 
 
-def _chat(request: InputFields, messages: Sequence[dict[str, Any]]) -> ChatRequest:
+async def _chat(request: InputFields, messages: Sequence[dict[str, Any]]) -> ChatRequest:
     if request.instructions:
         messages = [{"role": "system", "content": request.instructions}, *messages]
     body: dict[str, Any] = {"model": request.model, "messages": list(messages), **_tools(request), **_text(request)}
@@ -108,7 +108,7 @@ def _chat(request: InputFields, messages: Sequence[dict[str, Any]]) -> ChatReque
         body["max_completion_tokens"] = 1 if request.prewarm else request.max_output_tokens
         if request.with_logprobs:
             body |= {"logprobs": True, "top_logprobs": request.top_logprobs or 0}
-    return parse(ChatRequest, body)
+    return await parsed(ChatRequest, body)
 
 
 def _tools(request: InputFields) -> dict[str, Any]:
