@@ -28,7 +28,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         result = _app(arguments)(arguments or ["--help"], prog_name="noria", standalone_mode=False)
     except usage_error as error:
         message = error.format_message()  # type: ignore[attr-defined]  # typer exports no name for its class
-        fail(f"{message.rstrip('.')} (see noria --help)", EXIT_CONFIGURATION)
+        if not message:  # a group without a command: its help was shown
+            sys.exit(EXIT_CONFIGURATION)
+        context = getattr(error, "ctx", None)
+        fail(f"{message.rstrip('.')} (see {context.command_path if context else 'noria'} --help)", EXIT_CONFIGURATION)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] == "noria":
             raise

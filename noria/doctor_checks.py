@@ -27,7 +27,8 @@ def all_checks(given: Mapping[str, Any], state_dir: Path | None, engine: EngineC
     not checked: the settings are to be mended first."""
     folder = (state_dir or default_state_dir()).expanduser().absolute()
     checks: list[Check] = []
-    if _embedded(given, folder) is not None and (of_serve := kept(folder)):
+    serve_runs = _embedded(given, folder) is not None
+    if serve_runs and (of_serve := kept(folder)):
         given = {**of_serve, **given}
         checks.append(partial(_of_serve, folder))
     checks += [partial(check_settings, given), partial(check_limits, folder)]
@@ -35,7 +36,8 @@ def all_checks(given: Mapping[str, Any], state_dir: Path | None, engine: EngineC
         gateway, config = build(GatewaySettings, given), build(EngineConfig, given)
     except BadSetting:
         return checks
-    checks += [partial(check_door, gateway), partial(check_certificate, gateway), _store_check(given, config, folder)]
+    checks.append(partial(check_door, gateway, of_serve=serve_runs))
+    checks += [partial(check_certificate, gateway), _store_check(given, config, folder)]
     checks.append(partial(engine, config) if engine is not None else _no_engine)
     return checks
 

@@ -75,7 +75,9 @@ def guarded(work: Callable[[], T]) -> T:
         raise unreachable(error) from None
     except GatewayError as error:
         code = EXIT_CONFIGURATION if error.status == 400 else EXIT_FAILED
-        raise CannotShow(error.message.rstrip("."), code) from None
+        # Only bootstrap makes the default organization: without it there is nothing to put projects and keys into.
+        cure = "; noria keys bootstrap makes it" if error.message.endswith(f"'{DEFAULT_ORGANIZATION}'.") else ""
+        raise CannotShow(error.message.rstrip(".") + cure, code) from None
     except (WrongPepper, ValueError) as error:
         raise CannotShow(str(error), EXIT_CONFIGURATION) from None
 

@@ -116,6 +116,15 @@ def test_serve_on_a_port_in_use(tmp_path: Path) -> None:
         fails(noria("serve", "--port", port, home=tmp_path), 1, port, "in use", "--port")
 
 
+def test_a_group_without_a_command_shows_its_help() -> None:
+    done = noria("keys")
+    assert (done.returncode, done.stderr) == (2, "") and "bootstrap" in done.stdout
+
+
+def test_a_wrong_option_names_the_help_of_its_command() -> None:
+    fails(noria("serve", "--quantize", "int3"), 2, "--quantize", "see noria serve --help")
+
+
 def test_serve_on_an_address_that_is_not_ours(tmp_path: Path) -> None:
     fails(noria("serve", "--host", "192.0.2.1", home=tmp_path), 1, "192.0.2.1", "--host")
 

@@ -201,6 +201,8 @@ def test_an_open_door() -> None:
     seen = found(check_door(GatewaySettings(host="0.0.0.0", port=0, api_key=SecretStr(""))), "keys")
     assert seen.level == "fail" and "everybody" in seen.said and "NORIA_API_KEY" in seen.cure
     assert found(check_door(GatewaySettings(port=0)), "keys").level == "ok"
+    kept = check_door(GatewaySettings(host="0.0.0.0", port=0, api_key=SecretStr("")), of_serve=True)
+    assert found(kept, "keys").level == "ok"
 
 
 def test_too_few_files(tmp_path: Path) -> None:

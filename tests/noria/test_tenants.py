@@ -22,6 +22,8 @@ def found(noria, *words):
 
 
 def test_from_the_first_key_to_the_last(noria):
+    code, said = noria("keys", "create", "ci")
+    assert code == 1 and "noria keys bootstrap" in said
     assert found(noria, "keys", "bootstrap")["value"].startswith("sk-noria-admin-")
     code, said = noria("keys", "bootstrap")
     assert code == 1 and "--force" in said
