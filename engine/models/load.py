@@ -135,6 +135,8 @@ def build_decoder(
         checkpoint = RoundedCheckpoint(checkpoint, precision)
     spec = checkpoint.spec().for_length(max_len or checkpoint.spec().max_len)
     weights = build_weights(spec, checkpoint, ops, progress, _ends(parallel))
+    if isinstance(checkpoint, RoundedCheckpoint):
+        checkpoint.refuse_if_useless()
     if shards is not None:
         ids = [Shares.of(whole.spec(), replace(parallel, rank=shard)).vocab for shard in range(parallel.tp)]
         weights = shard_weights(weights, ids[parallel.shard], tuple(map(len, ids)))

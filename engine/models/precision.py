@@ -77,6 +77,12 @@ class RoundedCheckpoint:
         self.label = whole.label
         self._whole = whole
         self._precision = precision
+        self._num_floats = 0  # matrices that the file holds as floats
+
+    def refuse_if_useless(self) -> None:
+        """Raises ModelError where, now that all is read, there was nothing to quantise."""
+        if self._precision.quantize != "none" and not self._num_floats:
+            raise ModelError(f"{self.label}: --quantize {self._precision.quantize}: its weights are integers already")
 
     def spec(self) -> ModelSpec:
         return self._whole.spec()
@@ -88,7 +94,9 @@ class RoundedCheckpoint:
         return self._whole.tensor(name, rows, columns)
 
     def weight(self, name: str, rows: slice = slice(None), columns: slice = slice(None)) -> Weight:
+        weight = self._whole.weight(name, rows, columns)
+        self._num_floats += not isinstance(weight, GroupedWeight)
         try:
-            return self._precision.of(name, self._whole.weight(name, rows, columns))
+            return self._precision.of(name, weight)
         except OverflowError as error:
             raise ModelError(f"{self.label}: tensor {name}: {error}") from None

@@ -73,12 +73,14 @@ def test_what_half_precision_cannot_hold_is_named(folder: Path, tmp_path: Path) 
     decoder(huge, Precision("bf16"))
 
 
-def test_integers_of_a_file_stay() -> None:
+def test_integers_of_a_file_stay_and_to_quantise_nothing_else_is_refused() -> None:
     source, ops = resolve("smollm2-135m-instruct"), choose("native", Sizes(576, 64, 1536, 16), 1)
-    plain, asked = load(source, ops), load(source, ops, precision=Precision("fp16", "q4"))
+    plain, asked = load(source, ops), load(source, ops, precision=Precision("fp16"))
     hidden = torch.randn(3, 576)
     assert torch.equal(plain.model.logits(hidden), asked.model.logits(hidden))
     assert plain.fingerprint != asked.fingerprint
+    with pytest.raises(ModelError, match="--quantize q4: its weights are integers already"):
+        load(source, ops, precision=Precision("auto", "q4"))
 
 
 @pytest.mark.parametrize("settings", [{"quantize": "q4"}, {"quantize": "int8"}, {"dtype": "fp16"}, {"dtype": "bf16"}])
