@@ -131,7 +131,8 @@ class ModelSpec:
     def __post_init__(self) -> None:
         """Raises ValueError for sizes that no model has."""
         for name in ("vocab_size", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "ffn_size", "max_len"):
-            if not 0 < getattr(self, name) <= LARGEST:
+            least = 0 if name == "ffn_size" and self.foreign_parameters else 1  # that is the module's own affair
+            if not least <= getattr(self, name) <= LARGEST:
                 raise ValueError(f"{name} = {getattr(self, name):.4g} is not supported")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"{self.num_heads} heads cannot share {self.num_kv_heads} of keys and values")
