@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 
 from noria.gateway.responses.asking import _chat
@@ -34,5 +36,5 @@ def test_a_response_shows_what_holds_and_asks_for_no_more_than_was_said() -> Non
     request = parse(ResponseRequest, {"model": "tiny", "input": "hi", "top_p": 0.5})
     shown = settled(MODEL, request)
     assert (shown.temperature, shown.top_p) == (0.6, 0.5)
-    asked = _chat(request, [{"role": "user", "content": "hi"}])
+    asked = asyncio.run(_chat(request, [{"role": "user", "content": "hi"}]))
     assert "top_p" in asked.model_fields_set and "temperature" not in asked.model_fields_set
