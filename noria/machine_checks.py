@@ -9,7 +9,6 @@ import contextlib
 import os
 import resource
 import shutil
-import socket
 import ssl
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -21,6 +20,7 @@ from noria.engine.config import EngineConfig
 from noria.engine.wire.settings import CONFIG_VARIABLE, nearest
 from noria.gateway.config import GatewaySettings
 from noria.options import BadSetting, build, variables
+from noria.ports import listenable
 
 FEWEST_FILES = 4096
 LEAST_SPACE = 2**30  # bytes
@@ -107,13 +107,7 @@ def check_limits(folder: Path) -> Iterator[Finding]:
 def _listening(host: str, port: int, scheme: str, prefix: str) -> Finding:
     where, check = f"{host}:{port}", f"{prefix.replace('-', ' ')}port"
     try:
-        family, kind, _, _, address = socket.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        with socket.socket(family, kind) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-            probe.listen(1)
+        listenable(host, port)
     except OSError as error:
         if _is_ours(scheme, host, port):
             return ok(check, f"a gateway listens on {where}")

@@ -11,7 +11,6 @@ import json
 import os
 import secrets
 import signal
-import socket
 import ssl
 import sys
 import time
@@ -32,6 +31,7 @@ from noria.gateway.errors import GatewayError
 from noria.gateway.tenancy.bootstrap import WrongPepper, bootstrap, has_admin
 from noria.kept_settings import keep
 from noria.options import as_arguments, build, in_environment
+from noria.ports import listenable
 from noria.store_address import KEY_FILE, PEPPER_FILE
 from noria.supervisor import EXIT_CONFIGURATION, EXIT_FAILED, Supervisor
 
@@ -256,14 +256,7 @@ def first_admin_key(redis_url: str, pepper: str, command: str) -> str | None:
 def _free_port(host: str, port: int) -> int:
     """The port itself if it can be listened on; for 0 one that can."""
     try:
-        family, kind, _, _, address = socket.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        with socket.socket(family, kind) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-            probe.listen(1)
-            return int(probe.getsockname()[1])
+        return listenable(host, port)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise CannotStart(
