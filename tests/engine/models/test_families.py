@@ -11,17 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from noria.engine.models.build import Checkpoint, build_weights
 from noria.engine.models.decoder import Decoder
 from noria.engine.models.gguf_checkpoint import GGUFCheckpoint
 from noria.engine.models.safetensors_checkpoint import SafetensorsCheckpoint
-from noria.kernels.choice import Sizes, choose
-from noria.kernels.layout import RaggedLayout
-from noria.kernels.pools import KVPools
 from tests.engine.models.families import CONFIGS, tiny_model
 from tests.engine.models.gguf_writing import ARCHITECTURES, write_gguf
+from tests.engine.models.ragged_steps import decoder, expected_logits, pools, step
 
-BLOCK_SIZE, BLOCKS_PER_ROW = 16, 8
 DECODED = 20
 PROMPTS = [3, 40, 1, 90, 17, 65, 2, 31]  # tokens; on both sides of the windows and of the first lengths of rope
 TOLERANCE = 1e-4
@@ -36,40 +32,10 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def decoder(checkpoint: Checkpoint, kernels: str, length: int = 512) -> Decoder:
-    spec = checkpoint.spec().for_length(length)
-    ops = choose(kernels, Sizes(spec.hidden_size, spec.head_dim, spec.ffn_size, BLOCK_SIZE), threads=1)
-    return Decoder(spec, build_weights(spec, checkpoint, ops), ops)
-
-
-def pools(model: Decoder, rows: int) -> KVPools:
-    spec, blocks = model.spec, rows * BLOCKS_PER_ROW
-    return model.ops.new_kv_pools(spec.num_layers, blocks, BLOCK_SIZE, spec.num_kv_heads, spec.head_dim, torch.float32)
-
-
-def step(model: Decoder, kv: KVPools, rows: list[tuple[int, int, list[int]]], num_decoded: int) -> Tensor:
-    """Logits of every token of rows (place of the row, tokens computed before, its new tokens)."""
-    num_rows = len(kv.keys[0]) // BLOCKS_PER_ROW
-    placed = [
-        (computed, len(ids), [block * num_rows + place for block in range(-(-(computed + len(ids)) // BLOCK_SIZE))])
-        for place, computed, ids in rows
-    ]
-    token_ids = torch.tensor([token for _, _, ids in rows for token in ids])
-    positions = torch.cat([torch.arange(computed, computed + len(ids)) for _, computed, ids in rows])
-    layout = RaggedLayout.build(placed, num_decoded, BLOCK_SIZE)
-    return model.forward(token_ids, positions, kv, layout, torch.arange(len(token_ids)))
-
-
 def texts(lengths: list[int], vocab_size: int = 300) -> list[list[int]]:
     """Prompts of these lengths with the tokens that are decoded after them."""
     noise = torch.Generator().manual_seed(7)
     return [torch.randint(3, vocab_size, (length + DECODED,), generator=noise).tolist() for length in lengths]
-
-
-def expected(reference: Any, text: list[int]) -> Tensor:
-    with torch.inference_mode():
-        logits: Tensor = reference(torch.tensor([text])).logits[0]
-    return logits
 
 
 def run(model: Decoder, rows: list[list[int]], *, chunk: int = 0) -> list[Tensor]:
@@ -92,7 +58,7 @@ def run(model: Decoder, rows: list[list[int]], *, chunk: int = 0) -> list[Tensor
 def check(model: Decoder, reference: Any, lengths: list[int], **options: int) -> None:
     rows = texts(lengths)
     for row, logits in zip(rows, run(model, rows, **options), strict=True):
-        wanted = expected(reference, row)
+        wanted = expected_logits(reference, row)
         assert logits.shape == wanted.shape and logits.dtype == torch.float32
         assert float((logits - wanted).abs().max()) < TOLERANCE * float(wanted.abs().max())
 
@@ -124,13 +90,13 @@ def test_a_gguf_file_of_a_family_computes_the_same(name: str, tmp_path: Path) ->
     if name == "phi4-mini":  # longrope: as a text of this length has it
         check(decoder(checkpoint, "native", 90 + DECODED), reference, [90])
     else:
-        check(decoder(checkpoint, "native"), reference, PROMPTS, chunk=25)
+        check(decoder(checkpoint, "native", 512), reference, PROMPTS, chunk=25)
 
 
 @pytest.mark.parametrize("name", ["gemma3", "olmoe", "granite", "stablelm"])
 def test_a_token_has_the_same_bits_alone_and_in_any_batch(name: str, tmp_path: Path) -> None:
     tiny_model(name).save_pretrained(tmp_path)
-    model = decoder(SafetensorsCheckpoint(tmp_path), "native")
+    model = decoder(SafetensorsCheckpoint(tmp_path), "native", 512)
     assert model.ops.deterministic and model.spec.keeps_bits
     rows = texts([40, 3, 17])
     alone, beside = run(model, rows[:1])[0], run(model, rows, chunk=7)[0]

@@ -21,7 +21,8 @@ from noria.engine.models.source import resolve
 from noria.engine.parallel import Parallel
 from noria.kernels.choice import Sizes, choose
 from tests.engine.models.families import SIZES
-from tests.engine.models.test_families import BLOCK_SIZE, check
+from tests.engine.models.ragged_steps import BLOCK_SIZE
+from tests.engine.models.test_families import check
 
 SERVED: dict[str, Callable[[], Any]] = {
     "cohere": lambda: hf.CohereConfig(**SIZES, logit_scale=0.3),

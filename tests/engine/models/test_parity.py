@@ -7,48 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from noria.engine.execution.model_runner import ModelRunner
 from noria.engine.execution.step import Pooling, RowInput, StepInput
-from noria.engine.models.build import Checkpoint, build_weights
 from noria.engine.models.decoder import Decoder
 from noria.engine.models.gguf_checkpoint import GGUFCheckpoint
 from noria.engine.models.source import resolve
-from noria.kernels.choice import Sizes, choose
-from noria.kernels.layout import RaggedLayout
-from noria.kernels.pools import KVPools
+from tests.engine.models.ragged_steps import BLOCK_SIZE, decoder, expected_logits, pools, step
 
-BLOCK_SIZE = 16
-BLOCKS_PER_ROW = 40
 TOLERANCE = {"native": 1e-3, "torch": 1e-4}  # of the demo model: activations rounded to 16 bits, or not
-
-
-def pools_for(model: Decoder, num_rows: int) -> KVPools:
-    spec = model.spec
-    blocks = num_rows * BLOCKS_PER_ROW
-    return model.ops.new_kv_pools(spec.num_layers, blocks, BLOCK_SIZE, spec.num_kv_heads, spec.head_dim, torch.float32)
-
-
-def load_decoder(checkpoint: Checkpoint, kernels: str) -> Decoder:
-    spec = checkpoint.spec()
-    ops = choose(kernels, Sizes(spec.hidden_size, spec.head_dim, spec.ffn_size, BLOCK_SIZE), threads=1)
-    return Decoder(spec, build_weights(spec, checkpoint, ops), ops)
-
-
-def run(model: Decoder, kv: KVPools, rows: list[tuple[int, int, list[int]]], decode_rows: int) -> Tensor:
-    """One step over rows of (index of the row, tokens computed, new token ids): logits of every token."""
-    # Blocks of the rows are interleaved, so that no row's memory is contiguous.
-    num_rows = len(kv.keys[0]) // BLOCKS_PER_ROW  # a page is a block here
-    placed = [
-        (computed, len(ids), [block * num_rows + index for block in range(-(-(computed + len(ids)) // BLOCK_SIZE))])
-        for index, computed, ids in rows
-    ]
-    token_ids = torch.tensor([token for _, _, ids in rows for token in ids])
-    positions = torch.cat([torch.arange(computed, computed + len(ids)) for _, computed, ids in rows])
-    layout = RaggedLayout.build(placed, decode_rows, BLOCK_SIZE)
-    return model.forward(token_ids, positions, kv, layout, torch.arange(len(token_ids)))
 
 
 def random_prompts(vocab_size: int, lengths: list[int]) -> list[list[int]]:
@@ -56,16 +24,10 @@ def random_prompts(vocab_size: int, lengths: list[int]) -> list[list[int]]:
     return [torch.randint(0, vocab_size, (length,), generator=generator).tolist() for length in lengths]
 
 
-def expected_logits(reference: Any, prompt: list[int]) -> Tensor:
-    with torch.inference_mode():
-        logits: Tensor = reference(torch.tensor([prompt])).logits[0]
-    return logits
-
-
 def check_ragged(model: Decoder, reference: Any, prompts: list[list[int]], tolerance: float) -> None:
     """Feed the prompts as one ragged batch in three steps: whole, in chunks, and token by token at the end."""
     expected = [expected_logits(reference, prompt) for prompt in prompts]
-    kv = pools_for(model, len(prompts))
+    kv = pools(model, len(prompts))
     half = [len(prompt) // 2 for prompt in prompts]
     last = [len(prompt) - 1 for prompt in prompts]
     first = [(i, 0, prompt[: half[i]]) for i, prompt in enumerate(prompts) if half[i] > 0]
@@ -76,7 +38,7 @@ def check_ragged(model: Decoder, reference: Any, prompts: list[list[int]], toler
     steps = [(first, 0), ([row for row in second if row[0] < 2], 0), (early + late, len(early)), (decode[2:], None)]
     for rows, decode_rows in steps:
         if rows:
-            logits = run(model, kv, rows, len(rows) if decode_rows is None else decode_rows)
+            logits = step(model, kv, rows, len(rows) if decode_rows is None else decode_rows)
             wanted = torch.cat([expected[i][computed : computed + len(ids)] for i, computed, ids in rows])
             assert logits.shape == wanted.shape and logits.dtype == torch.float32
             assert float((logits - wanted).abs().max()) < tolerance * float(wanted.abs().max())
@@ -95,7 +57,7 @@ def one_thread() -> Iterator[None]:
 def demo(request: pytest.FixtureRequest) -> tuple[Decoder, Any]:
     path = resolve("smollm2-135m-instruct").path
     checkpoint = GGUFCheckpoint(path)
-    model = load_decoder(checkpoint, request.param)
+    model = decoder(checkpoint, request.param)
     reference = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
     return model, reference.eval()
 
@@ -112,19 +74,19 @@ def test_native_logits_have_the_same_bits_however_they_are_computed(demo: tuple[
     if model.ops.name != "native":
         pytest.skip("plain torch agrees to rounding only")
     prompts = random_prompts(model.spec.vocab_size, [40, 3, 67, 1, 18, 25, 90])
-    together = run(model, pools_for(model, 7), [(i, 0, prompt) for i, prompt in enumerate(prompts)], 0)
+    together = step(model, pools(model, 7), [(i, 0, prompt) for i, prompt in enumerate(prompts)], 0)
     first = together[:40]
-    assert torch.equal(run(model, pools_for(model, 1), [(0, 0, prompts[0])], 0), first)
-    kv, pieces = pools_for(model, 7), []
+    assert torch.equal(step(model, pools(model, 1), [(0, 0, prompts[0])], 0), first)
+    kv, pieces = pools(model, 7), []
     for start, end in ((0, 7), (7, 8), (8, 33), (33, 40)):
         mates = [(i, 0, prompts[i]) for i in range(1, 1 + start % 4)]
-        pieces.append(run(model, kv, [(0, start, prompts[0][start:end]), *mates], 0)[: end - start])
+        pieces.append(step(model, kv, [(0, start, prompts[0][start:end]), *mates], 0)[: end - start])
     assert torch.equal(torch.cat(pieces), first)
-    kv, pieces = pools_for(model, 7), []
+    kv, pieces = pools(model, 7), []
     for place in range(20):
         mates = [(i, place, prompts[i][place : place + 1]) for i in (2, 6)] if place % 2 else []
         rows = [(0, place, prompts[0][place : place + 1]), *mates]
-        pieces.append(run(model, kv, rows, len(rows))[:1])
+        pieces.append(step(model, kv, rows, len(rows))[:1])
     assert torch.equal(torch.cat(pieces), first[:20])
 
 
@@ -134,13 +96,13 @@ def test_demo_greedy_tokens_equal_transformers(demo: tuple[Decoder, Any]) -> Non
         [504, 3575, 282, 4649, 314],
         [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1, 520, 9531, 198],
     ]
-    kv = pools_for(model, len(prompts))
-    logits = run(model, kv, [(i, 0, prompt) for i, prompt in enumerate(prompts)], 0)
+    kv = pools(model, len(prompts))
+    logits = step(model, kv, [(i, 0, prompt) for i, prompt in enumerate(prompts)], 0)
     ends = torch.tensor([len(prompt) for prompt in prompts]).cumsum(0) - 1
     outputs = [[int(token)] for token in logits[ends].argmax(-1)]
-    for step in range(11):
-        rows = [(i, len(prompt) + step, outputs[i][-1:]) for i, prompt in enumerate(prompts)]
-        for output, token in zip(outputs, run(model, kv, rows, len(rows)).argmax(-1).tolist(), strict=True):
+    for decoded in range(11):
+        rows = [(i, len(prompt) + decoded, outputs[i][-1:]) for i, prompt in enumerate(prompts)]
+        for output, token in zip(outputs, step(model, kv, rows, len(rows)).argmax(-1).tolist(), strict=True):
             output.append(token)
     for prompt, output in zip(prompts, outputs, strict=True):
         ids = reference.generate(
@@ -152,7 +114,7 @@ def test_demo_greedy_tokens_equal_transformers(demo: tuple[Decoder, Any]) -> Non
 def test_demo_embeddings_equal_transformers(demo: tuple[Decoder, Any]) -> None:
     model, reference = demo
     prompts = random_prompts(model.spec.vocab_size, [1, 5, 40, 100])
-    runner = ModelRunner(model, pools_for(model, len(prompts)), BLOCK_SIZE)
+    runner = ModelRunner(model, pools(model, len(prompts)), BLOCK_SIZE)
     blocks = [[block * len(prompts) + i for block in range(7)] for i in range(len(prompts))]
     for kind in ("mean", "last"):
         carried = [b""] * len(prompts)
