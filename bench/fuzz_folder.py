@@ -5,26 +5,24 @@
 A tiny real model is changed in one to three places: values in its JSON files become others of any kind, keys go, bytes
 become others, files are cut, and the header of its weights says what is not so. Each is then planned and loaded as an
 engine would. Exits with 1 where anything else was raised than what an operator is told in one line, or took longer than
-`PATIENCE`; such folders are kept.
+`broken_models.PATIENCE`; such folders are kept.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
-import resource
 import shutil
 import struct
 import sys
-import tempfile
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from bench import broken_models
+from bench.broken_models import fault_of
 from bench.tiny_model import make
 from noria.engine.config import EngineConfig
 from noria.engine.memory import MemoryTooSmall
@@ -32,8 +30,6 @@ from noria.engine.models.errors import ModelError
 from noria.engine.models.load import load
 from noria.engine.plan import plan
 
-PATIENCE = 5.0  # seconds of processor time
-MEMORY = 8 * 2**30  # bytes of address space beyond what there is at the start: a bomb is a MemoryError
 ODD: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 2, 3, 7, 0.5, -0.0, 1e308, float("nan"), float("inf")),
     *(2**16, 2**31 - 1, 2**31, 2**40, 2**63, 10**30, "", "x", "64", "\x1b[2J\n", "9" * 5000, "../model.safetensors"),
@@ -143,46 +139,15 @@ def faults(folder: Path, inputs: int, seed: int, outcomes: Counter[str]) -> Iter
         broken = folder / f"broken{number}"
         shutil.copytree(whole, broken)
         breaker.break_(broken)
-        fault, began = "", time.thread_time()
-        try:
-            read_whole(broken)
-            outcomes["read"] += 1
-        except MemoryTooSmall:
-            outcomes["refused"] += 1
-        except ModelError as error:
-            outcomes["refused"] += 1
-            if broken.name not in str(error) or not str(error).isprintable():
-                fault = f"not one line that names the folder: {error}"
-        except Exception as error:
-            fault = f"{type(error).__name__}: {str(error)[:200]}"
-        if time.thread_time() - began > PATIENCE:
-            fault = fault or "took too long"
-        if fault:
-            yield f"{broken.name}: {fault}"
+        if fault := fault_of(broken, read_whole, outcomes, (MemoryTooSmall,)):
+            yield fault
         else:
             shutil.rmtree(broken)
     shutil.rmtree(whole)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--inputs", type=int, default=3_000)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args(arguments)
-    in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (in_use + MEMORY, resource.RLIM_INFINITY))
-    folder = Path(tempfile.mkdtemp(prefix="noria-folders-"))
-    outcomes: Counter[str] = Counter()
-    found = 0
-    for fault in faults(folder, options.inputs, options.seed, outcomes):
-        found += 1
-        print(fault, flush=True)
-    print(
-        f"{outcomes['read']} read, {outcomes['refused']} refused, {found} faults" + (f" in {folder}" if found else "")
-    )
-    if not found:
-        folder.rmdir()
-    return int(found > 0)
+    return broken_models.main(__doc__, 3_000, faults, arguments)
 
 
 if __name__ == "__main__":

@@ -5,18 +5,14 @@
 A small real model is changed in one to four places: types, counts and lengths in its header become values at the edges
 of what fits there, bytes become others, pieces are cut out, doubled or exchanged. Each file is then read as an engine
 would: header, shape, weights, tokenizer, chat template. Exits with 1 where anything else was
-raised than ModelError, or took longer than `PATIENCE`; such files are kept.
+raised than ModelError, or took longer than `broken_models.PATIENCE`; such files are kept.
 """
 
 from __future__ import annotations
 
-import argparse
 import random
-import resource
 import struct
 import sys
-import tempfile
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,16 +20,15 @@ from pathlib import Path
 import gguf
 import numpy as np
 
+from bench import broken_models
+from bench.broken_models import fault_of
 from noria.engine.models.build import build_weights
-from noria.engine.models.errors import ModelError
 from noria.engine.models.gguf_checkpoint import GGUFCheckpoint
 from noria.engine.models.gguf_file import GGUFFile
 from noria.engine.models.gguf_tokenizer import gguf_tokenizer_files
 from noria.engine.wire.messages import TokenizerFiles
 from noria.kernels.torch_ops import TorchOps
 
-PATIENCE = 5.0  # seconds of processor time
-MEMORY = 8 * 2**30  # bytes of address space beyond what there is at the start: a bomb is a MemoryError
 EDGES = (0, 1, 2, 7, 8, 9, 31, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63 - 1, 2**63, 2**64 - 1)
 HIDDEN, FFN = 32, 64
 
@@ -133,44 +128,15 @@ def faults(folder: Path, inputs: int, seed: int, outcomes: Counter[str]) -> Iter
     for number in range(inputs):
         path = folder / f"broken{number}.gguf"
         path.write_bytes(breaker.broken())
-        fault, began = "", time.thread_time()
-        try:
-            read_whole(path)
-            outcomes["read"] += 1
-        except ModelError as error:
-            outcomes["refused"] += 1
-            if path.name not in str(error) or "\n" in str(error):
-                fault = f"not one line that names the file: {error}"
-        except Exception as error:
-            fault = f"{type(error).__name__}: {error}"
-        if time.thread_time() - began > PATIENCE:
-            fault = fault or "took too long"
-        if fault:
-            yield f"{path.name}: {fault}"
+        if fault := fault_of(path, read_whole, outcomes):
+            yield fault
         else:
             path.unlink()
+    (folder / "whole.gguf").unlink()
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--inputs", type=int, default=20_000)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args(arguments)
-    in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (in_use + MEMORY, resource.RLIM_INFINITY))
-    folder = Path(tempfile.mkdtemp(prefix="noria-gguf-"))
-    outcomes: Counter[str] = Counter()
-    found = 0
-    for fault in faults(folder, options.inputs, options.seed, outcomes):
-        found += 1
-        print(fault[:300], flush=True)
-    print(
-        f"{outcomes['read']} read, {outcomes['refused']} refused, {found} faults" + (f" in {folder}" if found else "")
-    )
-    if not found:
-        (folder / "whole.gguf").unlink()
-        folder.rmdir()
-    return int(found > 0)
+    return broken_models.main(__doc__, 20_000, faults, arguments)
 
 
 if __name__ == "__main__":
