@@ -160,7 +160,7 @@ def _kv_dtype(precision: Precision, ops: Ops) -> str:
 
 def _weight_bytes(spec: ModelSpec, source: ModelSource, precision: Precision, ops: Ops, parallel: Parallel) -> int:
     """What the weights, or this rank's part of them, take once they are laid out."""
-    stored = stored_bytes(source)
+    stored = stored_bytes(source) if ops.name == "native" or parallel.size > 1 else 0  # reads the headers again
     if ops.name == "triton":
         whole = spec.weight_bytes if precision.dtype == "fp32" else spec.weight_bytes // 2
     else:
