@@ -2,8 +2,7 @@
 
 The list holds models that can be used now and by this key, each under its id and under every alias, with the id as its
 `root`, and their adapters, with the model as their `parent`; a model whose engines are all away or draining is still
-found by name, with the status "unavailable". Knows no
-engine.
+found by name, with the status "unavailable". Knows no engine.
 """
 
 from __future__ import annotations
