@@ -58,8 +58,8 @@ class OfflineEngine:
         """Run all prompts together, as one server would; results in the order of the prompts.
 
         `params` is one for all or one for each. `adapters` are names of the settings' `lora`, one for each prompt, ""
-        for the model alone. Raises KeyError for a name that is none of them, CannotEverFit for a request that is too large, GrammarError for
-        a grammar that is no good, RuntimeError for a request that the model cannot compute.
+        for the model alone. Raises KeyError for a name that is none of them, CannotEverFit for a request that is too
+        large, GrammarError for a grammar that is no good, RuntimeError for a request that the model cannot compute.
         """
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
         own = self._assembly.adapters.own if self._assembly.adapters is not None else []

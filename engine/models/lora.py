@@ -6,6 +6,7 @@ Knows the adapter's file and the model's names of linears; not who uses the adap
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -68,6 +69,15 @@ def load_adapter(folder: Path, spec: ModelSpec, ops: Ops) -> Adapter:
     return Adapter(pairs, digest, num_bytes)
 
 
+def describe(folder: Path) -> tuple[LoraConfig, int, int]:
+    """What an adapter's files say without its model: settings, matrices, numbers in them. Raises ModelError."""
+    config = read_config(folder)
+    digest_of(folder)  # tells what cannot be read
+    file = _opened(folder / WEIGHTS_FILE)
+    shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118 - no mapping
+    return config, len(shapes), sum(math.prod(shape) for shape in shapes)
+
+
 def digest_of(folder: Path) -> str:
     """Of the adapter's two files. Raises ModelError where one cannot be read."""
     digest = hashlib.sha256()
@@ -97,11 +107,8 @@ class _AdapterFile:
         room, size = available(), self._path.stat().st_size
         if size > room:
             raise ModelError(f"{self._path}: {show_size(size)} do not fit into the {show_size(room)} that are free")
-        try:
-            self._file: Any = safe_open(self._path, framework="pt")
-        except (SafetensorError, OSError) as error:
-            raise ModelError(f"{self._path}: broken or truncated safetensors file ({error})") from None
-        names: list[str] = list(self._file.keys())  # type: ignore[no-untyped-call]
+        self._file = _opened(self._path)
+        names: list[str] = list(self._file.keys())
         self._tensors = {_plain(name): name for name in names}
         self._used: set[str] = set()
 
@@ -206,6 +213,13 @@ class _AdapterFile:
         if name.endswith((_DOWN, _UP)):
             return "the model has no such linear layer"
         return "this is no part of a LoRA adapter"
+
+
+def _opened(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{path}: broken or truncated safetensors file ({error})") from None
 
 
 def _of_place(place: FilePlace, up: Tensor) -> Tensor:
