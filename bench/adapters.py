@@ -1,5 +1,5 @@
-"""What adapters cost: the time of a decode step with none of its rows, some or all under LoRA adapters, against the same
-step of the model alone, which goes through the backend's fused layers.
+"""What adapters cost: the time of a decode step with none of its rows, some or all under LoRA adapters, against that
+of the model alone, which goes through the backend's fused layers.
 
     python -m bench.adapters [MODEL] [--rank 16]
 

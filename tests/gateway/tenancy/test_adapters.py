@@ -19,14 +19,15 @@ def adapter(store_url: str, tenants: Tenants, engine: ScriptedEngine) -> Iterato
     pool = EngineAdapterList(store_url, "tiny", "nobody")
     pool.enter([AdapterRef("sql", "/sql", "digest")])
     pool.close()
+    with tenants.client("sk-static") as client:
+        eventually(lambda: client.get("/v1/models/sql").status_code == 200)
     yield "sql"
     assert tenants.admin.post("/v1/unload_lora_adapter", json={"lora_name": "sql"}).status_code == 200
 
 
 def test_a_key_for_the_model_alone_is_none_for_its_adapter(tenants: Tenants, adapter: str) -> None:
     keys = {allowed: tenants.key(models=[allowed])[2] for allowed in ("tiny", "sql")}
-    eventually(lambda: tenants.chat(keys["sql"], model="sql").status_code == 200)
-    assert tenants.chat(keys["tiny"]).status_code == 200
+    assert tenants.chat(keys["sql"], model="sql").status_code == tenants.chat(keys["tiny"]).status_code == 200
     for allowed, other in (("tiny", "sql"), ("sql", "tiny")):
         refused = tenants.chat(keys[allowed], model=other)
         assert refused.status_code == 403 and refused.json()["error"]["code"] == "model_not_found"
