@@ -25,10 +25,7 @@ from noria.engine.config import EngineConfig
 from noria.engine.models.errors import ModelError
 from noria.engine.models.source import resolve
 from noria.engine.wire import logs
-from noria.engine.wire.connection import BrokerUnavailable, Store
 from noria.gateway.config import GatewaySettings
-from noria.gateway.errors import GatewayError
-from noria.gateway.tenancy.bootstrap import WrongPepper, bootstrap, has_admin
 from noria.kept_settings import keep
 from noria.options import as_arguments, build, in_environment
 from noria.ports import listenable
@@ -38,7 +35,7 @@ from noria.supervisor import EXIT_CONFIGURATION, EXIT_FAILED, Supervisor
 ENGINE_MARGIN = 15.0  # on top of the engine's own time to drain: to end an iteration and hand its requests back
 STORE_STOP_SECONDS = 10.0  # to write its file
 GATEWAY_MARGIN = 15.0  # on top of the gateway's own time for open answers: last words, also to a store that hangs
-PROBE_INTERVAL = 0.25
+PROBE_INTERVAL = 0.1
 REMIND_INTERVAL = 30.0
 
 
@@ -242,6 +239,11 @@ def _reason(body: bytes) -> str:
 def first_admin_key(redis_url: str, pepper: str, command: str) -> str | None:
     """A line about the first admin key: the key itself on a terminal, for this once; None where there was one. What is
     no terminal may be a log, and no key belongs there: `command` makes one."""
+    # Here and below: the store's client takes most of a second to load, which the children need not wait for.
+    from noria.engine.wire.connection import BrokerUnavailable
+    from noria.gateway.errors import GatewayError
+    from noria.gateway.tenancy.bootstrap import WrongPepper, bootstrap, has_admin
+
     try:
         if not sys.stdout.isatty():
             return None if asyncio.run(has_admin(redis_url, pepper)) else f"none yet: {command} makes it"
@@ -301,6 +303,8 @@ def _open_store(folder: Path) -> EmbeddedStore:
 
 def _check_redis(url: str) -> None:
     """Raises CannotStart unless a store answers at `url`."""
+    from noria.engine.wire.connection import BrokerUnavailable, Store
+
     try:
         store = Store(url)
     except ValueError as error:
