@@ -5,7 +5,7 @@ Knows what was planned; no scheduler and no queue.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -15,13 +15,14 @@ from noria.engine.execution.stage import Report, Stage
 from noria.engine.execution.step import RowInput, StepInput
 from noria.engine.models.decoder import Model
 from noria.engine.models.load import LoadedModel, build_decoder, load, open_checkpoint
+from noria.engine.models.lora import Adapter
 from noria.engine.plan import Plan
 
 Progress = Callable[[int, int], None]
 
 
 def load_model(plan: Plan, progress: Progress | None = None, channel: DataChannel | None = None) -> LoadedModel:
-    """With the tokenizer, as the first rank needs it. `progress` gets bytes done and bytes in all; `channel` leads to
+    """What the first rank computes with. `progress` gets bytes done and bytes in all; `channel` leads to
     the other ranks, where there are any."""
     torch.set_num_threads(plan.threads)
     return load(
@@ -48,8 +49,8 @@ def load_part(plan: Plan, channel: DataChannel) -> Model:
     )
 
 
-def new_runner(plan: Plan, model: Model) -> ModelRunner:
-    """`model` with its KV pools."""
+def new_runner(plan: Plan, model: Model, adapters: Mapping[str, Adapter] | None = None) -> ModelRunner:
+    """`model` with its KV pools, and the adapters that are loaded beside it from now on."""
     pools = plan.ops.new_kv_pools(
         plan.part.num_layers,
         plan.num_blocks,
@@ -58,7 +59,7 @@ def new_runner(plan: Plan, model: Model) -> ModelRunner:
         plan.part.head_dim,
         plan.kv_dtype,
     )
-    return ModelRunner(model, pools, plan.config.block_size)
+    return ModelRunner(model, pools, plan.config.block_size, adapters)
 
 
 def new_stage(plan: Plan, model: Model, channel: DataChannel, report: Report) -> Stage:

@@ -58,6 +58,13 @@ class Plan:
     max_chunk_tokens: int
     ops: Ops
 
+    @property
+    def beyond_adapters(self) -> str:
+        """Why LoRA adapters cannot be loaded beside this model; empty where they can."""
+        if self.spec.foreign_parameters:
+            return "transformers computes this model: adapters need layers of our own"
+        return "adapters are not divided among ranks: they need --tp 1 and --pp 1" if self.parallel.size > 1 else ""
+
     def with_blocks(self, num_blocks: int) -> Plan:
         """With no more KV blocks than some other rank has room for."""
         num_blocks = min(num_blocks, self.num_blocks)
@@ -108,8 +115,10 @@ def plan(config: EngineConfig, given: Rendezvous | None = None) -> Plan:
     # What the pool cannot hold can never run: the context that clients are told is the one they can use.
     max_model_len = min(max_model_len, num_blocks * config.block_size)
     name, *aliases = config.served_names or (source.name,)
+    if taken := config.adapters.keys() & {name, *aliases}:
+        raise ValueError(f"--lora {min(taken)}: this is a name of the model itself")
     pooling = (trained_pooling(source) or "mean") if config.pooling == "auto" else config.pooling
-    return Plan(
+    planned = Plan(
         config=config,
         parallel=parallel,
         given=given,
@@ -130,6 +139,9 @@ def plan(config: EngineConfig, given: Rendezvous | None = None) -> Plan:
         max_chunk_tokens=config.max_chunk_tokens or _CHUNK_TOKENS_OF[ops.name],
         ops=ops,
     )
+    if config.adapters and planned.beyond_adapters:
+        raise ValueError(f"--lora: {planned.beyond_adapters}")
+    return planned
 
 
 def _parallel(config: EngineConfig, given: Rendezvous) -> Parallel:
