@@ -88,8 +88,8 @@ class Admission:
         return self._kv.cached_prefix(request) if self._shares(request) else []
 
     def _shares(self, request: Request) -> bool:
-        """Whether it may have blocks together with others. Where there are windows, not if its whole output is reserved:
-        what it lets go of must be free for what it goes on with."""
+        """Whether it may have blocks together with others. With windows, not if its whole output is reserved: what it
+        lets go of must be free for what it goes on with."""
         return not (self._policy.reserve_output or (self._kv.is_windowed and is_protected(request)))
 
     def _is_read_by_another(self, request: Request, prefix: list[int]) -> bool:
