@@ -5,13 +5,12 @@ Knows nothing of tensors; execution owns the memory that block numbers index. Af
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from hashlib import blake2b
 from itertools import takewhile
 
 from noria.engine.scheduling.kv_groups import KVGroups
+from noria.engine.scheduling.prefixes import block_names, longest_prefix, page_digests
 from noria.engine.scheduling.request import HOLE, Request
 
 
@@ -117,11 +116,11 @@ class KVBlocks:
         step must end in logits."""
         if not self.prefix_cache or not request.reuse_prefix:
             return []
-        hashes = self._hashes(request, (request.num_tokens - 1) // self.block_size)
+        digests = self._digests(request, (request.num_tokens - 1) // self.block_size)
         if self.is_windowed:
-            return self._seen_prefix(hashes)
+            return longest_prefix(digests, self._block_by_hash, self.groups)
         found: list[int] = []
-        for digest in hashes:
+        for digest in digests:
             block = self._block_by_hash.get(digest)
             if block is None:
                 break
@@ -160,7 +159,7 @@ class KVBlocks:
         if not self.prefix_cache or request.is_private:
             return
         request.num_announced = request.num_tokens // self.block_size
-        for digest in self._hashes(request, request.num_announced)[request.num_registered :]:
+        for digest in self._digests(request, request.num_announced)[request.num_registered :]:
             if any(name not in self._block_by_hash for name in self._names(digest)):
                 self._reader_by_hash.setdefault(digest, request)
 
@@ -183,9 +182,9 @@ class KVBlocks:
         full = request.num_computed // self.block_size
         if not self.prefix_cache or full <= request.num_registered or request.is_private:
             return
-        hashes = self._hashes(request, full)
+        digests = self._digests(request, full)
         for page in range(request.num_registered, full):
-            for group, name in enumerate(self._names(hashes[page])):
+            for group, name in enumerate(self._names(digests[page])):
                 block = request.blocks[page * self.groups.num + group]
                 # The first block with a content keeps the name; a later twin stays nameless and is freed first.
                 if self._hash_by_block[block] is None and name not in self._block_by_hash:
@@ -257,28 +256,6 @@ class KVBlocks:
             self._cached[block] = None
         return True
 
-    def _seen_prefix(self, hashes: list[bytes]) -> list[int]:
-        """The blocks of the longest prefix of which all is there that a layer sees from its end, holes for the rest."""
-        groups, runs, longest = self.groups, [0] * self.groups.num, 0
-        for page, digest in enumerate(hashes, start=1):
-            for group, name in enumerate(self._names(digest)):
-                runs[group] = runs[group] + 1 if name in self._block_by_hash else 0
-            behind = [page - groups.first_page(group, page * self.block_size) for group in range(groups.num)]
-            if all(run >= seen for run, seen in zip(runs, behind, strict=True)):
-                longest = page
-            elif any(run < page and not window for run, window in zip(runs, groups.windows, strict=True)):
-                break
-        firsts = [groups.first_page(group, longest * self.block_size) for group in range(groups.num)]
-        return [
-            self._block_by_hash[name] if page >= firsts[group] else HOLE
-            for page, digest in enumerate(hashes[:longest])
-            for group, name in enumerate(self._names(digest))
-        ]
-
-    def _names(self, digest: bytes) -> list[bytes]:
-        """What the blocks of a page are called in each group, the page's digest being what the first one is called."""
-        return [digest] + [digest + bytes((group,)) for group in range(1, self.groups.num)]
-
     def _evict(self) -> int:
         """The cached block that was released longest ago, without its content."""
         block, _ = self._cached.popitem(last=False)
@@ -294,14 +271,8 @@ class KVBlocks:
             if self._reader_by_hash.get(digest) is request:
                 del self._reader_by_hash[digest]
 
-    def _hashes(self, request: Request, num_full: int) -> list[bytes]:
-        """Chained digests of the first `num_full` blocks. 128 bits: a tenant can choose its prompts, so a collision
-        would be an attack and not an accident. The salt, of any length, is digested to a length of its own, so that no
-        salt can pass for the digest of a block."""
-        hashes = request.block_hashes
-        size = self.block_size
-        for index in range(len(hashes), num_full):
-            parent = hashes[-1] if hashes else blake2b(request.salt, digest_size=32).digest()
-            chunk = array("q", request.tokens[index * size : (index + 1) * size]).tobytes()
-            hashes.append(blake2b(chunk, key=parent, digest_size=16).digest())
-        return hashes[:num_full] if len(hashes) > num_full else hashes
+    def _digests(self, request: Request, num_pages: int) -> list[bytes]:
+        return page_digests(request, self.block_size, num_pages)
+
+    def _names(self, digest: bytes) -> list[bytes]:
+        return block_names(digest, self.groups.num)

@@ -146,6 +146,8 @@ def test_a_long_text_holds_what_its_windows_show(engine_of: Callable[..., Offlin
     assert most <= len(groups.windows) * pages * 3 // 4
     engine = engine_of(max_batch_tokens=32, kv_memory=str((3 * most + 1) * (planned.kv_bytes // planned.num_blocks)))
     scheduler = engine._scheduler
+    for length in (1, 40, 300, 500):  # the queue counts as the scheduler does
+        assert engine.card.kv_blocks(length, 40) == scheduler.kv.groups.most(length)
     running = 0
 
     def before_step(scheduler: Scheduler) -> None:
