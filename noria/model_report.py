@@ -88,10 +88,9 @@ def _memory(spec: ModelSpec, stored: int, rounded: bool) -> list[tuple[str, str]
         rows.append(("in memory", ", ".join(sizes)))
     rows.append(("KV of a token", f"{per_token[0]:,} bytes fp16, {per_token[1]:,} bytes fp32"))
     if any(group_layers(spec).windows):
-        whole, kept = per_token[0] * spec.max_len, _text_bytes(spec, spec.max_len)
-        rows.append(
-            (f"KV of {spec.max_len:,} tokens", f"{show_size(kept)} fp16; without windows it were {show_size(whole)}")
-        )
+        whole, held = per_token[0] * spec.max_len, _text_bytes(spec, spec.max_len)
+        longest = f"KV of {spec.max_len:,} tokens"
+        rows.append((longest, f"{show_size(held)} fp16; without windows it were {show_size(whole)}"))
     return rows
 
 
