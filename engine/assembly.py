@@ -6,6 +6,7 @@ Used by the serving process and by offline generation. Knows no queue.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from noria.engine.execution.rendezvous import host
 from noria.engine.grammar.grammars import Grammars
 from noria.engine.loading import Progress, load_model, new_runner, warm_up_steps
 from noria.engine.models.generation import sampling_defaults
-from noria.engine.models.load import LoadedModel
+from noria.engine.models.load import LoadedModel, tokenizer_files
 from noria.engine.plan import Plan, kv_groups
 from noria.engine.ranks import start_ranks
 from noria.engine.scheduling.kv_blocks import KVBlocks
@@ -57,9 +58,15 @@ def open_trace(plan: Plan) -> IterationLog | None:
     return IterationLog(Path(config.trace_iterations).expanduser(), start)
 
 
-def assemble(plan: Plan, progress: Progress | None = None) -> Assembly:
+def assemble(
+    plan: Plan, progress: Progress | None = None, announce: Callable[[TokenizerFiles], None] | None = None
+) -> Assembly:
     """Load the weights and build everything around them, on as many ranks as are planned. `progress` gets bytes done
-    and bytes in all, of this rank's. Raises RankLost where another one does not come or go on."""
+    and bytes in all, of this rank's; `announce` the tokenizer, before the weights are read. Raises RankLost where
+    another one does not come or go on."""
+    tokenizer = tokenizer_files(plan.source)
+    if announce is not None:
+        announce(tokenizer)
     executor, loaded, plan = _executor(plan, progress)
     for step in warm_up_steps(plan):
         executor.run(step)
@@ -99,12 +106,12 @@ def assemble(plan: Plan, progress: Progress | None = None) -> Assembly:
         sampling_defaults=sampling_defaults(plan.source) if config.generation_config == "auto" else {},
     )
     grammars = Grammars(
-        loaded.tokenizer_files,
+        tokenizer,
         vocab_size=spec.vocab_size,
         stop_token_ids=spec.eos_token_ids,
         seconds=config.grammar_timeout,
     )
-    return Assembly(card, loaded.tokenizer_files, scheduler, executor, grammars)
+    return Assembly(card, tokenizer, scheduler, executor, grammars)
 
 
 def _executor(plan: Plan, progress: Progress | None) -> tuple[Executor, LoadedModel, Plan]:

@@ -21,7 +21,7 @@ Progress = Callable[[int, int], None]
 
 
 def load_model(plan: Plan, progress: Progress | None = None, channel: DataChannel | None = None) -> LoadedModel:
-    """With the tokenizer, as the first rank needs it. `progress` gets bytes done and bytes in all; `channel` leads to
+    """What the first rank computes with. `progress` gets bytes done and bytes in all; `channel` leads to
     the other ranks, where there are any."""
     torch.set_num_threads(plan.threads)
     return load(

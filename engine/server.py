@@ -81,7 +81,7 @@ def _run(config: EngineConfig, pages: StatusPages | None, stop: threading.Event,
             return EXIT_OK
         trace = open_trace(planned)
         tracer = open_tracer("engine", config.traces, broker.engine_id)
-        assembly = assemble(planned, _Progress(planned.name, config.progress_fd))
+        assembly = assemble(planned, _Progress(planned.name, config.progress_fd), broker.announce)
     except (ModelError, MemoryTooSmall, ValueError) as error:
         return _fail(str(error), EXIT_CONFIGURATION)
     except (BrokerUnavailable, RankLost) as error:

@@ -9,8 +9,10 @@ import asyncio
 import contextlib
 import ctypes
 import dataclasses
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import structlog
@@ -41,6 +43,14 @@ class ServedModel:
     longest_token: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Tables:
+    """What is made of a tokenizer's files, in about a second. `digest` is theirs."""
+
+    digest: bytes
+    making: asyncio.Task[tuple[Tokenizer, int]]  # the tokenizer, and its longest token
+
+
 class ModelDirectory:
     """`models` is the last snapshot by id; `fresh` tells whether the store answered the last look."""
 
@@ -49,6 +59,8 @@ class ModelDirectory:
         self._served: dict[str, ServedModel] = {}
         self._looking = asyncio.Lock()
         self._making: dict[str, asyncio.Task[ServedModel]] = {}
+        self._tables: dict[str, _Tables] = {}
+        self._preparing: dict[str, asyncio.Task[None]] = {}
         self._model_by_alias: Mapping[str, str] = {}
         self.models: dict[str, ModelStatus] = {}
         self.fresh = False
@@ -73,6 +85,8 @@ class ModelDirectory:
             else:
                 self.models, self.fresh, self.trouble = found, True, ""
                 self._served = {name: model for name, model in self._served.items() if name in found}
+                self._prepare(self._broker.announced())
+                self._tables = {n: t for n, t in self._tables.items() if n in found or n in self._preparing}
 
     async def resolve(self, name: str) -> ServedModel:
         """The model of that name or alias, live or not. Raises `ModelNotFound`, or `Overloaded` while nothing is known
@@ -147,7 +161,32 @@ class ModelDirectory:
         log.info("model known", model=status.card.id, tokenizer=model.tokenizer.backend)
 
     async def _make(self, card: ModelCard) -> ServedModel:
-        return await asyncio.to_thread(_build, card, await self._broker.tokenizer(card.id))
+        files = await self._broker.tokenizer(card.id)
+        tokenizer, longest = await self._tables_of(card.id, files)
+        return ServedModel(card, tokenizer, await asyncio.to_thread(_template, card, files), longest)
+
+    def _prepare(self, announced: Sequence[str]) -> None:
+        """Make the tables of models that are still loading: they take as long."""
+        self._preparing = {
+            name: self._preparing.get(name) or asyncio.create_task(self._prepare_one(name)) for name in announced
+        }
+
+    async def _prepare_one(self, name: str) -> None:
+        # What is wrong is told once the model is there.
+        with contextlib.suppress(UnsupportedTokenizer, KeyError, BrokerUnavailable, StoreFault):
+            await self._tables_of(name, await self._broker.tokenizer(name))
+
+    async def _tables_of(self, name: str, files: TokenizerFiles) -> tuple[Tokenizer, int]:
+        digest = hashlib.sha256(msgspec.msgpack.encode(files)).digest()
+        known = self._tables.get(name)
+        if known is None or known.digest != digest or _has_failed(known.making):
+            making = asyncio.create_task(asyncio.to_thread(_made_tables, files))
+            known = self._tables[name] = _Tables(digest, making)
+        return await asyncio.shield(known.making)
+
+
+def _has_failed(task: asyncio.Task[Any]) -> bool:
+    return task.done() and (task.cancelled() or task.exception() is not None)
 
 
 def _nameless(card: ModelCard) -> ModelCard:
@@ -161,18 +200,22 @@ def not_found(name: str) -> ModelNotFound:
     return ModelNotFound(f"The model '{shown}' does not exist or you do not have access to it. {known}", param="model")
 
 
-def _build(card: ModelCard, files: TokenizerFiles) -> ServedModel:
+def _template(card: ModelCard, files: TokenizerFiles) -> ChatTemplate | None:
+    if not files.chat_template:
+        return None
+    try:
+        return ChatTemplate(files, describe_tools=card.tool_parser in ("auto", "hermes"))
+    except TemplateError as error:
+        log.error("chat template not usable; completions are", model=card.id, error=str(error))
+        return None
+
+
+def _made_tables(files: TokenizerFiles) -> tuple[Tokenizer, int]:
     tokenizer = Tokenizer.load(files)
-    template = None
-    if files.chat_template:
-        try:
-            template = ChatTemplate(files, describe_tools=card.tool_parser in ("auto", "hermes"))
-        except TemplateError as error:
-            log.error("chat template not usable; completions are", model=card.id, error=str(error))
     longest = max(len(tokenizer.token_bytes(token_id)) for token_id in range(tokenizer.vocab_size))
     spelled = max((len(name.encode()) for name in tokenizer.control_tokens), default=1)
     _give_memory_back()
-    return ServedModel(card, tokenizer, template, max(longest, spelled, 1))
+    return tokenizer, max(longest, spelled, 1)
 
 
 def _give_memory_back() -> None:

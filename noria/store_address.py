@@ -6,14 +6,17 @@ Knows addresses and files; nothing of what the store holds.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from noria.embedded_store import StoreError, default_state_dir, running_store
 from noria.engine.config import EngineConfig
-from noria.engine.wire.broker import BrokerUnavailable
 from noria.gateway.config import GatewaySettings
 from noria.gateway.tenancy.credentials import MIN_PEPPER
 from noria.options import build, in_environment
 from noria.supervisor import EXIT_CONFIGURATION, EXIT_FAILED
+
+if TYPE_CHECKING:  # the store's client takes most of a second to load
+    from noria.engine.wire.broker import BrokerUnavailable
 
 KEY_FILE = "api-key"
 PEPPER_FILE = "key-pepper"

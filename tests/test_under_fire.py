@@ -23,7 +23,13 @@ SPECS = make_specs(12, seed=3, longest=1200)  # for seconds, so that a fast mach
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     model = make(tmp_path_factory.mktemp("model") / "tiny")
-    engine = ("--kv-memory=32MiB", "--max-model-len=2048", f"--served-model-name={MODEL}", "--drain-timeout=20")
+    engine = (
+        "--kv-memory=32MiB",
+        "--max-model-len=2048",
+        f"--served-model-name={MODEL}",
+        "--drain-timeout=20",
+        "--max-batch-size=8",  # fewer than SPECS: neither engine can take them all before the other one wakes
+    )
     with Cluster(model, lease_seconds=1.5, engine_options=engine, gateway_options=("--resend-after=3",)) as running:
         yield running
 

@@ -125,6 +125,15 @@ class EngineBroker:
         """Raise BrokerUnavailable unless the store answers."""
         self._store.run(("PING",))
 
+    def announce(self, tokenizer: TokenizerFiles) -> None:
+        """Publish the tokenizer of a pool that is to come, so that gateways make their tables while the model loads."""
+        ttl = _ms(keys.CARD_TTL)
+        with suppress(BrokerUnavailable):  # of use, not of need: `register` publishes it too
+            self._store.run(
+                ("SET", keys.tokenizer(self._model_id), encode(tokenizer), "PX", ttl),
+                REGISTER(keys.POOLS, self._model_id, ttl),
+            )
+
     def register(self, card: ModelCard, tokenizer: TokenizerFiles) -> None:
         """Publish the card and the tokenizer, enter the pool in the register, take the lease.
 

@@ -135,6 +135,10 @@ class GatewayBroker:
         """Every known pool, with or without engines; see `PoolSnapshots.models`."""
         return await self._snapshots.models()
 
+    def announced(self) -> list[str]:
+        """Ids of pools whose engines are still loading, as `models` saw them last; their tokenizers are there."""
+        return self._snapshots.announced
+
     async def tokenizer(self, model_id: str) -> TokenizerFiles:
         """The model's tokenizer and template files. Raises KeyError for a pool that is not known."""
         (blob,) = await self._store.run(("GET", keys.tokenizer(model_id)))

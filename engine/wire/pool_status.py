@@ -19,7 +19,7 @@ from noria.engine.wire.connection import REGISTER, SNAPSHOT, AsyncStore, BrokerU
 from noria.engine.wire.messages import CLASSES, EngineStats, ModelCard, decode_card, decode_stats
 
 FRESH_FOR = 1.0
-"""Seconds for which `models()` answers from memory (a failure: a quarter of it)."""
+"""Seconds for which `models()` answers from memory (a failure, and pools that take no requests: a quarter of it)."""
 
 log = structlog.get_logger(__name__)
 
@@ -44,6 +44,8 @@ class PoolSnapshots:
 
     def __init__(self, store: AsyncStore) -> None:
         self._store = store
+        self.announced: list[str] = []
+        """Pools without a card as yet, at the last look."""
         self._pools: list[str] = []
         self._cards: dict[str, tuple[bytes, ModelCard]] = {}
         self._models: list[ModelStatus] = []
@@ -72,8 +74,10 @@ class PoolSnapshots:
                 snapshots.update(zip(new, await self._store.run(*(SNAPSHOT(keys.pool(p)) for p in new)), strict=True))
             statuses = [self._status(p, snapshots[p]) for p in self._pools if snapshots[p][0] is not None]
             self._models = [status for status in statuses if status is not None]
+            self.announced = [p for p in self._pools if snapshots[p][0] is None]
             self._error = None
-            self._until = time.monotonic() + FRESH_FOR
+            serving = any(status.takes_requests for status in self._models)
+            self._until = time.monotonic() + (FRESH_FOR if serving else FRESH_FOR / 4)
         except BrokerUnavailable as error:
             self._error = error
             self._until = time.monotonic() + FRESH_FOR / 4

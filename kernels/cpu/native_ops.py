@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from noria.kernels.compiles import Compiles
 from noria.kernels.cpu.library import Unavailable
-from noria.kernels.cpu.pages import HugePages
+from noria.kernels.cpu.pages import HugePages, zeros_when_read
 from noria.kernels.cpu.structs import Batch, Layer, Linear, Pools, Segment
 from noria.kernels.layers import LayerWeights
 from noria.kernels.layout import RaggedLayout
@@ -168,8 +169,12 @@ class NativeOps:
         self, num_layers: int, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
     ) -> NativePools:
         pages = num_blocks * block_size // PAGE
-        keys = [torch.zeros(pages, num_kv_heads, head_dim, PAGE, dtype=dtype) for _ in range(num_layers)]
-        values = [torch.zeros(pages, num_kv_heads, PAGE, head_dim, dtype=dtype) for _ in range(num_layers)]
+
+        def zeros(*shape: int) -> Tensor:
+            return zeros_when_read(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
+
+        keys = [zeros(pages, num_kv_heads, head_dim, PAGE) for _ in range(num_layers)]
+        values = [zeros(pages, num_kv_heads, PAGE, head_dim) for _ in range(num_layers)]
         return NativePools(keys, values, block_size, num_kv_heads, head_dim)
 
     def plan_step(
