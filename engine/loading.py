@@ -5,7 +5,7 @@ Knows what was planned; no scheduler and no queue.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -15,6 +15,7 @@ from noria.engine.execution.stage import Report, Stage
 from noria.engine.execution.step import RowInput, StepInput
 from noria.engine.models.decoder import Model
 from noria.engine.models.load import LoadedModel, build_decoder, load, open_checkpoint
+from noria.engine.models.lora import Adapter
 from noria.engine.plan import Plan
 
 Progress = Callable[[int, int], None]
@@ -48,8 +49,8 @@ def load_part(plan: Plan, channel: DataChannel) -> Model:
     )
 
 
-def new_runner(plan: Plan, model: Model) -> ModelRunner:
-    """`model` with its KV pools."""
+def new_runner(plan: Plan, model: Model, adapters: Mapping[str, Adapter] | None = None) -> ModelRunner:
+    """`model` with its KV pools, and the adapters that are loaded beside it from now on."""
     groups = plan.groups
     pools = plan.ops.new_kv_pools(
         groups.depth,
@@ -60,7 +61,7 @@ def new_runner(plan: Plan, model: Model) -> ModelRunner:
         plan.kv_dtype,
     )
     pools = pools.for_layers(groups.places, groups.of_layer)
-    return ModelRunner(model, pools, plan.config.block_size, len(groups.windows))
+    return ModelRunner(model, pools, plan.config.block_size, adapters, len(groups.windows))
 
 
 def new_stage(plan: Plan, model: Model, channel: DataChannel, report: Report) -> Stage:

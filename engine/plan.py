@@ -68,6 +68,13 @@ class Plan:
         size = self.num_blocks * self.config.block_size
         return _longest(self.config, self.groups, self.num_blocks, max(size, self.max_model_len))
 
+    @property
+    def beyond_adapters(self) -> str:
+        """Why LoRA adapters cannot be loaded beside this model; empty where they can."""
+        if self.spec.foreign_parameters:
+            return "transformers computes this model: adapters need layers of our own"
+        return "adapters are not divided among ranks: they need --tp 1 and --pp 1" if self.parallel.size > 1 else ""
+
     def with_blocks(self, num_blocks: int) -> Plan:
         """With no more KV blocks than some other rank has room for."""
         num_blocks = min(num_blocks, self.num_blocks)
@@ -123,8 +130,10 @@ def plan(config: EngineConfig, given: Rendezvous | None = None) -> Plan:
     # What the pool cannot hold can never run: the context that clients are told is the one they can use.
     max_model_len = _longest(config, groups, num_blocks, max_model_len)
     name, *aliases = config.served_names or (source.name,)
+    if taken := config.adapters.keys() & {name, *aliases}:
+        raise ValueError(f"--lora {min(taken)}: this is a name of the model itself")
     pooling = (trained_pooling(source) or "mean") if config.pooling == "auto" else config.pooling
-    return Plan(
+    planned = Plan(
         config=config,
         parallel=parallel,
         given=given,
@@ -146,6 +155,9 @@ def plan(config: EngineConfig, given: Rendezvous | None = None) -> Plan:
         max_chunk_tokens=config.max_chunk_tokens or _CHUNK_TOKENS_OF[ops.name],
         ops=ops,
     )
+    if config.adapters and planned.beyond_adapters:
+        raise ValueError(f"--lora: {planned.beyond_adapters}")
+    return planned
 
 
 def kv_groups(config: EngineConfig, groups: LayerGroups) -> KVGroups:

@@ -5,6 +5,8 @@ Reads no weights and serves nothing.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from rich.filesize import decimal
 from rich.table import Table
 
@@ -13,6 +15,8 @@ from noria.engine.memory import available, parse_size, show_size
 from noria.engine.models.errors import ModelError
 from noria.engine.models.layer_groups import group_layers
 from noria.engine.models.load import inspect, is_foreign, stored_bytes
+from noria.engine.models.lora import describe
+from noria.engine.models.lora_config import CONFIG_FILE
 from noria.engine.models.precision import Precision
 from noria.engine.models.source import ModelSource, list_models, resolve
 from noria.engine.models.spec import ModelSpec
@@ -48,14 +52,38 @@ def inspect_table(model: str, memory: str) -> Table:
     """One model, and how many requests fit into `memory` (a size; empty: what is free here). Raises ModelError where it
     is not supported, ValueError for a size that is none."""
     room = parse_size(memory) if memory else available()
+    folder = Path(model).expanduser()
+    if (folder / CONFIG_FILE).is_file() and not (folder / "config.json").exists():
+        return _rows(_adapter(folder))
     source = resolve(model)
     spec, stored = inspect(source), stored_bytes(source)
+    rounded = source.kind == "safetensors" and not spec.foreign_parameters
+    return _rows([*_shape(source, spec), *_memory(spec, stored, rounded), *_batches(spec, stored, room)])
+
+
+def _rows(rows: list[tuple[str, str]]) -> Table:
     table = columns("", "")
     table.show_header, table.columns[1].no_wrap = False, False
-    rounded = source.kind == "safetensors" and not spec.foreign_parameters
-    for row in [*_shape(source, spec), *_memory(spec, stored, rounded), *_batches(spec, stored, room)]:
+    for row in rows:
         table.add_row(*row)
     return table
+
+
+def _adapter(folder: Path) -> list[tuple[str, str]]:
+    """Without its model nobody can say whether it fits; that is looked at when it is loaded."""
+    config, matrices, parameters = describe(folder)
+    targets = config.target_modules
+    parts = sorted({name.rpartition(".")[2] for name in targets}) if isinstance(targets, list) else []
+    ranks = ", ".join(f"{rank} for {pattern}" for pattern, rank in config.rank_pattern.items())
+    return [
+        ("adapter", f"LoRA, {folder}"),
+        ("trained on", config.base_model_name_or_path or "(not said)"),
+        ("rank", f"{config.r}{', ' + ranks if ranks else ''}"),
+        ("alpha", f"{config.lora_alpha:g}{' by the root of the rank' if config.use_rslora else ''}"),
+        ("linears", ", ".join(parts) or str(targets or "as in its file")),
+        ("parameters", f"{parameters:,} in {matrices} matrices"),
+        ("serve it", f"noria serve MODEL --lora NAME={folder}"),
+    ]
 
 
 def _shape(source: ModelSource, spec: ModelSpec) -> list[tuple[str, str]]:

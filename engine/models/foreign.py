@@ -6,6 +6,7 @@ Slower than our own layers, and in float32 on the CPU. Knows transformers' atten
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
@@ -23,6 +24,7 @@ from noria.engine.models.errors import ModelError
 from noria.engine.models.safetensors_checkpoint import read_json
 from noria.engine.models.spec import LayerSpec, ModelSpec
 from noria.kernels.layout import RaggedLayout
+from noria.kernels.low_rank import AdaptedRows
 from noria.kernels.ops import Ops, Scores
 from noria.kernels.pools import KVPools
 
@@ -177,7 +179,13 @@ class ForeignDecoder:
 
     @torch.inference_mode()
     def hidden_states(
-        self, token_ids: Tensor, positions: Tensor, kv: KVPools, layout: RaggedLayout, x: Tensor | None = None
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        kv: KVPools,
+        layout: RaggedLayout,
+        x: Tensor | None = None,
+        adapted: Sequence[AdaptedRows] = (),
     ) -> Tensor:
         hidden, _ = self._run(token_ids, positions, kv, layout)
         return hidden

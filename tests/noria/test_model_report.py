@@ -12,6 +12,7 @@ from rich.table import Table
 from bench import tiny_model
 from noria.engine.models.errors import ModelError
 from noria.model_report import inspect_table, model_table
+from tests.engine.models.adapters import make_adapter
 from tests.engine.models.families import tiny_model as family
 
 
@@ -55,3 +56,12 @@ def test_the_demo_model_is_listed_with_how_it_is_computed(capsys: pytest.Capture
     assert "fused" in printed(model_table(), capsys)
     with pytest.raises(ModelError, match="no such file or folder"):
         inspect_table("/no/such/model", "")
+
+
+def test_an_adapter_is_told_apart_from_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_adapter(family("llama"), tmp_path, r=4, rank_pattern={"o_proj": 2}, target_modules=["q_proj", "o_proj"])
+    shown = printed(inspect_table(str(tmp_path), ""), capsys)
+    assert "LoRA" in shown and "4, 2 for o_proj" in shown and "o_proj, q_proj" in shown and "12 matrices" in shown
+    (tmp_path / "adapter_model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"adapter_model\.safetensors"):
+        inspect_table(str(tmp_path), "")
