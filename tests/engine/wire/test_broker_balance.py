@@ -140,7 +140,7 @@ async def test_what_a_dead_engine_held_is_shared_too(enqueue, make_engine, step)
 
 
 async def test_turns_are_kept_whoever_takes(enqueue, pair, step):
-    """Two tenants with equal shares of the tokens, one with requests three times as long: whoever takes is no matter."""
+    """Two tenants with equal shares of the tokens, one with requests three times as long, whoever takes them."""
     for i in range(12):
         await enqueue(f"long{i:02}", tenant="a", prompt=90, max_tokens=30)
         await enqueue(f"short{i:02}", tenant="b", prompt=10, max_tokens=30)

@@ -57,7 +57,8 @@ class Mirror:
         service_class, tenant, gateway, cost, block_size, prompt, tokens, weight, deadline, priority, logged = rest[:11]
         request = Request(
             request_id, body, service_class, tenant, gateway, cost, block_size, prompt, tokens, weight,
-            None if deadline == "" else deadline, priority, bool(logged), *rest[15:], accepted=self.pool.now, since=self.pool.now,
+            None if deadline == "" else deadline, priority, bool(logged), *rest[15:],
+            accepted=self.pool.now, since=self.pool.now,
         )  # fmt: skip
         return self.pool.enqueue(request, rest[11:15])
 
