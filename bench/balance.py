@@ -1,4 +1,4 @@
-"""Do the engines of one pool share its work? Real brokers and loops; the model sleeps, longer the more are in its batch.
+"""Do the engines of one pool share its work? Real brokers and loops; the model sleeps, longer for a larger batch.
 
     python -m bench.balance
 
