@@ -76,8 +76,8 @@ def test_fused_layers_have_the_bits_of_their_operations(models: list[Decoder]) -
 
 
 def test_windows_and_soft_caps_layer_by_layer(tmp_path: Path) -> None:
-    """Gemma 2, of whose two layers one has a window: a prompt, then a decode step beside another prompt; in between, what
-    the window has left is lost."""
+    """Gemma 2, of whose two layers one has a window: a prompt, then a decode step beside another prompt; in between,
+    what the window has left is lost."""
     families.tiny_model("gemma2", layers=2).save_pretrained(tmp_path)
     checkpoint, logits = SafetensorsCheckpoint(tmp_path), []
     spec = checkpoint.spec()
