@@ -29,7 +29,7 @@ log = structlog.get_logger(__name__)
 _LOOK_TIME = 2.0
 """Seconds for a look at the store: new requests are refused at once when it failed, so it must fail soon."""
 
-_NO_ENGINE = "No engine serves this model at the moment. Please try again."
+NO_ENGINE = "No engine serves this model at the moment. Please try again."
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,30 +101,37 @@ class ModelDirectory:
             if not self.models:  # the first engine is still loading: a client should try again, not give up
                 raise Overloaded("No engine serves a model yet. Please try again.", retry_after=2)
             raise not_found(name)
-        model = self._served.get(status.card.id)
+        model = self._served.get(status.card.pool)
         if model is None:
-            raise Overloaded(_NO_ENGINE, retry_after=2)
-        return model
+            raise Overloaded(NO_ENGINE, retry_after=2)
+        return model if status.card.adapter is None else dataclasses.replace(model, card=status.card)
 
     def require_live(self, model: ServedModel) -> None:
         """Raises `Overloaded` where a new request would find no engine that claims it, or no store."""
         if not self.fresh:
             raise Overloaded(STORE_AWAY, retry_after=2)
-        status = self.models.get(model.card.id)
+        status = self.models.get(model.card.pool)
         if status is None or not status.takes_requests:
-            raise Overloaded(_NO_ENGINE, retry_after=2)
+            raise Overloaded(NO_ENGINE, retry_after=2)
 
     def find(self, name: str) -> ModelStatus | None:
-        """The state of a model by id or alias, live or not."""
+        """The state of a model by id or alias, or by the name of an adapter, live or not. An adapter's is that of its
+        model, with a card of its own; where a name is both, it is the model's."""
         if name in self.models:
             return self.models[name]
         named = [status for status in self.models.values() if name in status.card.aliases]
+        if not named:
+            named = [_adapted(status, name) for status in self.models.values() if name in status.adapters]
         # An alias may move from one pool to another: one that takes requests serves, and of several the oldest.
-        return min(named, key=lambda s: (not s.takes_requests, s.card.created, s.card.id), default=None)
+        return min(named, key=lambda s: (not s.takes_requests, s.card.created, s.card.pool), default=None)
 
     def models_now(self) -> list[ModelStatus]:
         """The last snapshot."""
         return list(self.models.values())
+
+    def names(self) -> list[str]:
+        """Of all models, and of their adapters."""
+        return [name for status in self.models.values() for name in (status.card.id, *status.adapters)]
 
     def live(self) -> list[ModelStatus]:
         """Models that a new request can use, oldest first: an engine claims, its tokenizer is known."""
@@ -192,6 +199,22 @@ def _has_failed(task: asyncio.Task[Any]) -> bool:
 def _nameless(card: ModelCard) -> ModelCard:
     """Other names change no table that is made for a model."""
     return msgspec.structs.replace(card, aliases=())
+
+
+def _adapted(status: ModelStatus, name: str) -> ModelStatus:
+    """The model's state as that of one of its adapters."""
+    listed, card = status.adapters[name], status.card
+    own = msgspec.structs.replace(
+        card,
+        id=name,
+        aliases=(),
+        created=listed.created,
+        fingerprint=f"{card.fingerprint}_{listed.ref.digest[:8]}",
+        takes_adapters=False,
+        adapter=listed.ref,
+        base=card.id,
+    )
+    return dataclasses.replace(status, card=own, adapters={})
 
 
 def not_found(name: str) -> ModelNotFound:
