@@ -149,11 +149,11 @@ class TritonOps:
 
     def ragged_attention(self, q: Tensor, kv: KVPools, layer: int, plan: StepPlan) -> Tensor:
         out, pools = torch.empty_like(q), (kv.keys[layer], kv.values[layer])
-        scale, seen = plan.scores.scale, {"window": plan.scores.window, "softcap": plan.scores.softcap}
+        scale, window, softcap = plan.scores.scale, plan.scores.window, plan.scores.softcap
         if plan.decode is not None:
-            decode_attention(q, *pools, plan.decode, out, scale, plan.decode_tile, **seen)
+            decode_attention(q, *pools, plan.decode, out, scale, plan.decode_tile, window=window, softcap=softcap)
         if plan.prefill is not None:
-            prefill_attention(q, *pools, plan.prefill, out, scale, plan.prefill_tile, **seen)
+            prefill_attention(q, *pools, plan.prefill, out, scale, plan.prefill_tile, window=window, softcap=softcap)
         return out.flatten(1)
 
     # --- per token ------------------------------------------------------------------------------------------------

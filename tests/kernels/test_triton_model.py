@@ -82,14 +82,14 @@ def test_windows_and_soft_caps_layer_by_layer(tmp_path: Path) -> None:
     checkpoint, logits = SafetensorsCheckpoint(tmp_path), []
     spec = checkpoint.spec()
     assert [layer.window for layer in spec.layers] == [20, 0] and spec.attention_softcap
-    prompt = torch.randint(3, 300, (40,), generator=torch.Generator().manual_seed(5)).tolist()
+    prompt = torch.randint(3, 300, (36,), generator=torch.Generator().manual_seed(5)).tolist()
     for ops in BACKENDS:
         model = Decoder(spec, build_weights(spec, checkpoint, ops), ops)
         kv = pools(model, 2)
         first = step(model, kv, [(0, 0, prompt)], 0)
         if ops.name == "triton":
             kv.keys[0][0] = kv.values[0][0] = float("nan")  # the prompt's first 16 tokens
-        logits.append(torch.cat((first, step(model, kv, [(0, 40, [7]), (1, 0, prompt[:5])], 1))))
+        logits.append(torch.cat((first, step(model, kv, [(0, 36, [7]), (1, 0, prompt[:2])], 1))))
     torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-4)
 
 
