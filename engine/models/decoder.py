@@ -58,8 +58,8 @@ class Model(Protocol):
 class Decoder:
     """A decoder-only model with grouped-query attention, as its spec describes it. Holds weights only.
 
-    Layers of Llama's form go through the backend's fused `run_layers`; others, and steps with adapters in them, are
-    composed of the same operations, with a plan for each kind of attention that the layers have among them.
+    Layers of Llama's form go through the backend's fused `run_layers`; others, and steps with adapters that
+    it knows nothing of, are composed of the same operations, with a plan for each kind of attention among the layers.
     """
 
     def __init__(self, spec: ModelSpec, weights: DecoderWeights, ops: Ops) -> None:
@@ -112,8 +112,8 @@ class Decoder:
             self.ops.plan_step(layout, positions, angles.up_to(longest), kv, self.spec.num_heads, scores)
             for angles, scores in self._attentions
         ]
-        if self._fused is not None and not adapted:
-            return self.ops.run_layers(x, self._fused, self.spec.norm_eps, kv, plans[0])
+        if self._fused is not None and all(group.packed is not None for group in adapted):
+            return self.ops.run_layers(x, self._fused, self.spec.norm_eps, kv, plans[0], adapted)
         each = [plans[kind] for kind in self._attention_of]
         if adapted:
             ops = cast(Ops, AdaptedOps(self.ops, adapted))
