@@ -18,7 +18,7 @@ from noria.engine.loading import Progress, load_model, new_runner, warm_up_steps
 from noria.engine.models.generation import sampling_defaults
 from noria.engine.models.load import LoadedModel, tokenizer_files
 from noria.engine.models.lora import load_adapter
-from noria.engine.plan import Plan
+from noria.engine.plan import Plan, kv_groups
 from noria.engine.ranks import start_ranks
 from noria.engine.scheduling.kv_blocks import KVBlocks
 from noria.engine.scheduling.policy import POLICIES
@@ -77,12 +77,13 @@ def assemble(
     for step in warm_up_steps(plan):
         executor.run(step)
     plan.ops.compiles.num = 0
-    config, spec = plan.config, plan.spec
+    config, spec, groups = plan.config, plan.spec, kv_groups(plan.config, plan.groups)
     policy = POLICIES[config.policy]
+    # The baselines are the paper's: no prefix is shared there.
+    prefix_cache = config.prefix_cache and not policy.reserve_output
     scheduler = Scheduler(
         policy,
-        # The baselines are the paper's: no prefix is shared there.
-        KVBlocks(plan.num_blocks, config.block_size, config.prefix_cache and not policy.reserve_output),
+        KVBlocks(plan.num_blocks, config.block_size, prefix_cache, groups.windows, groups.max_step),
         max_batch_size=config.max_batch_size,
         max_batch_tokens=config.max_batch_tokens,
         max_chunk_tokens=plan.max_chunk_tokens,
@@ -96,8 +97,9 @@ def assemble(
         created=int(time.time()),
         max_model_len=plan.max_model_len,
         vocab_size=spec.vocab_size,
-        kv_tokens=plan.num_blocks * config.block_size,
+        kv_tokens=plan.kv_tokens,
         block_size=config.block_size,
+        kv_limits=groups.limits if groups.is_windowed else (),
         eos_token_ids=spec.eos_token_ids,
         reserve_output=policy.reserve_output,
         policy=policy.name,

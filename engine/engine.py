@@ -244,7 +244,7 @@ class Engine:
             request = live.claimed.request
             del self._held[request.id]
             if refusal is not None:
-                end = FinishReason.CANCELLED if refusal.busy else FinishReason.ERROR
+                end = FinishReason.OVERLOADED if refusal.busy else FinishReason.ERROR
                 self._refuse(live.claimed, end, refusal.message, refusal.param)
                 continue
             try:

@@ -51,15 +51,17 @@ def load_part(plan: Plan, channel: DataChannel) -> Model:
 
 def new_runner(plan: Plan, model: Model, adapters: Mapping[str, Adapter] | None = None) -> ModelRunner:
     """`model` with its KV pools, and the adapters that are loaded beside it from now on."""
+    groups = plan.groups
     pools = plan.ops.new_kv_pools(
-        plan.part.num_layers,
+        groups.depth,
         plan.num_blocks,
         plan.config.block_size,
         plan.part.num_kv_heads,
         plan.part.head_dim,
         plan.kv_dtype,
     )
-    return ModelRunner(model, pools, plan.config.block_size, adapters)
+    pools = pools.for_layers(groups.places, groups.of_layer)
+    return ModelRunner(model, pools, plan.config.block_size, adapters, len(groups.windows))
 
 
 def new_stage(plan: Plan, model: Model, channel: DataChannel, report: Report) -> Stage:
@@ -71,9 +73,10 @@ def new_stage(plan: Plan, model: Model, channel: DataChannel, report: Report) ->
 def warm_up_steps(plan: Plan) -> list[StepInput]:
     """The first call pays for lazy set-up, and on a GPU for the compiling of kernels: no client's. There, a prompt, a
     short decode row and one of several splits are all the variants there are."""
-    steps = [StepInput([RowInput([0], 0, [0], None)], 0)]
+    num_groups = len(plan.groups.windows)
+    steps = [StepInput([RowInput([0], 0, [0] * num_groups, None)], 0)]
     if plan.ops.name == "triton":
         for computed in (1, min(1024, plan.max_model_len - 1)):
-            blocks = [0] * (computed // plan.config.block_size + 1)
+            blocks = [0] * (computed // plan.config.block_size + 1) * num_groups
             steps.append(StepInput([RowInput([0], computed, blocks, None)], 1))
     return steps

@@ -29,8 +29,15 @@ class ModelRunner:
     `execute` is called by one thread at a time."""
 
     def __init__(
-        self, model: Model, kv: KVPools, block_size: int, adapters: Mapping[str, Adapter] | None = None
+        self,
+        model: Model,
+        kv: KVPools,
+        block_size: int,
+        adapters: Mapping[str, Adapter] | None = None,
+        num_groups: int = 1,
     ) -> None:
+        """`num_groups`: groups of layers that have blocks of their own in the KV cache."""
+        self._num_groups = num_groups
         self._model = model
         self._kv = kv
         self._block_size = block_size
@@ -42,7 +49,7 @@ class ModelRunner:
         return self.choose(step, batch, self.hidden(batch))
 
     def flatten(self, step: StepInput) -> FlatBatch:
-        return flatten(step, self._block_size)
+        return flatten(step, self._block_size, self._num_groups)
 
     def hidden(self, batch: FlatBatch, before: Tensor | None = None) -> Tensor:
         """[T, C] behind this rank's layers. `before`: what the pipeline stage before gave; it may be overwritten."""

@@ -32,7 +32,7 @@ class FlatBatch:
     adapted: list[tuple[str, int, int]]
 
 
-def flatten(step: StepInput, block_size: int) -> FlatBatch:
+def flatten(step: StepInput, block_size: int, num_groups: int = 1) -> FlatBatch:
     """Lay the rows of `step` end to end. A decode row with guesses becomes a layout row for each of its tokens: so each
     is computed exactly as it would be in an iteration of its own."""
     token_ids: list[int] = []
@@ -55,7 +55,7 @@ def flatten(step: StepInput, block_size: int) -> FlatBatch:
         if row.prompt_targets:
             prompt.extend(range(first, first + len(row.prompt_targets)))
     decode_rows = step.decode_rows + sum(len(row.draft) for row in step.rows)
-    layout = RaggedLayout.build(parts, decode_rows, block_size)
+    layout = RaggedLayout.build(parts, decode_rows, block_size, num_groups)
     return FlatBatch(
         token_ids=torch.tensor(token_ids, dtype=torch.int64),
         positions=torch.tensor(positions, dtype=torch.int64),

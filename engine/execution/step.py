@@ -58,6 +58,7 @@ class Pooling(msgspec.Struct, frozen=True):
 class RowInput(msgspec.Struct, frozen=True):
     """New tokens of one request: `token_ids` stand at positions `start`, `start + 1`, …
 
+    `blocks` are those of the KV cache: of each page one for every group of layers, negative where it was given back.
     The last `len(draft)` tokens of a decode row are guesses: how the token after each of them is chosen. The row gives
     the tokens that are chosen as long as they are the guessed ones, and one more.
     `prompt_targets` are the tokens that the row's positions should have predicted, for prompt log-probabilities.

@@ -58,8 +58,9 @@ class Model(Protocol):
 class Decoder:
     """A decoder-only model with grouped-query attention, as its spec describes it. Holds weights only.
 
-    Layers of Llama's form go through the backend's fused `run_layers`; others, and steps with adapters that
-    it knows nothing of, are composed of the same operations, with a plan for each kind of attention among the layers.
+    Layers of Llama's form go through the backend's fused `run_layers`; others, and steps with adapters that it knows
+    nothing of, are composed of the same operations, with a plan for each kind of attention and group of the KV cache
+    that the layers have among them.
     """
 
     def __init__(self, spec: ModelSpec, weights: DecoderWeights, ops: Ops) -> None:
@@ -81,6 +82,7 @@ class Decoder:
             for rope, window in dict.fromkeys(kinds)
         ]
         self._attention_of = [list(dict.fromkeys(kinds)).index(kind) for kind in kinds]
+        self._ungrouped = [(kind, 0) for kind in self._attention_of]
 
     def forward(
         self, token_ids: Tensor, positions: Tensor, kv: KVPools, layout: RaggedLayout, logit_rows: Tensor
@@ -108,13 +110,16 @@ class Decoder:
         if x is None:
             x = self._embedded(token_ids, positions)
         longest = int(positions.max()) + 1 if len(positions) else 0
-        plans = [
-            self.ops.plan_step(layout, positions, angles.up_to(longest), kv, self.spec.num_heads, scores)
-            for angles, scores in self._attentions
-        ]
-        if self._fused is not None and all(group.packed is not None for group in adapted):
-            return self.ops.run_layers(x, self._fused, self.spec.norm_eps, kv, plans[0], adapted)
-        each = [plans[kind] for kind in self._attention_of]
+        places = list(zip(self._attention_of, kv.groups, strict=True)) if kv.groups else self._ungrouped
+        plans: dict[tuple[int, int], Any] = {}
+        for kind, group in dict.fromkeys(places):
+            angles, scores = self._attentions[kind]
+            plans[kind, group] = self.ops.plan_step(
+                layout.of(group), positions, angles.up_to(longest), kv, self.spec.num_heads, scores
+            )
+        if self._fused is not None and all(rows.packed is not None for rows in adapted):
+            return self.ops.run_layers(x, self._fused, self.spec.norm_eps, kv, plans[0, 0], adapted)
+        each = [plans[place] for place in places]
         if adapted:
             ops = cast(Ops, AdaptedOps(self.ops, adapted))
             return run_layers(ops, x, self._slotted, self._form, kv, each)

@@ -44,17 +44,18 @@ class _Step:
     layout: RaggedLayout
     positions: Tensor
     windows: tuple[int, ...]  # by layer
-    plans: dict[Scores, Any] = field(default_factory=dict)
+    plans: dict[tuple[Scores, int], Any] = field(default_factory=dict)
     layers: set[int] = field(default_factory=set)  # that have asked
 
-    def plan(self, scores: Scores, num_heads: int) -> Any:
-        if scores not in self.plans:
+    def plan(self, scores: Scores, num_heads: int, group: int) -> Any:
+        if (scores, group) not in self.plans:
             # The module has rotated queries and keys already: here they turn by nothing.
             half = self.kv.head_dim // 2
             still = torch.cat((torch.ones(1, half), torch.zeros(1, half)), dim=1)
             nowhere = torch.zeros_like(self.positions)
-            self.plans[scores] = self.ops.plan_step(self.layout, nowhere, still, self.kv, num_heads, scores)
-        return self.plans[scores]
+            layout = self.layout.of(group)
+            self.plans[scores, group] = self.ops.plan_step(layout, nowhere, still, self.kv, num_heads, scores)
+        return self.plans[scores, group]
 
 
 _current: ContextVar[_Step] = ContextVar("step")
@@ -73,9 +74,12 @@ def _attend(
     if key.shape != value.shape or key.shape[1::2] != (step.kv.num_kv_heads, step.kv.head_dim):
         raise ModelError(f"layer {layer} has keys {list(key.shape)} and values {list(value.shape)}: not supported")
     step.layers.add(layer)
-    window = told.get("sliding_window") or step.windows[layer]
+    window, kept = told.get("sliding_window") or step.windows[layer], step.windows[layer]
+    if kept and window > kept:
+        raise ModelError(f"layer {layer} sees {window} tokens where its configuration says {kept}: not supported")
     scale = told.get("scaling") or query.shape[3] ** -0.5
-    plan = step.plan(Scores(float(scale), int(window), float(told.get("softcap") or 0.0)), heads)
+    scores = Scores(float(scale), int(window), float(told.get("softcap") or 0.0))
+    plan = step.plan(scores, heads, step.kv.group_of(layer))
     qkv = torch.cat((query, key, value), dim=1)[0].transpose(0, 1).flatten(1)  # [T, (Hq + 2 Hk) * D]
     queries = step.ops.rope_write_kv(qkv.contiguous(), step.kv, layer, plan)
     attended = step.ops.ragged_attention(queries, step.kv, layer, plan)

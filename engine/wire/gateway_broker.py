@@ -6,7 +6,6 @@ Knows queues and streams; knows nothing of HTTP, text or scheduling.
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 import secrets
 from collections.abc import AsyncIterator, Sequence
@@ -184,8 +183,9 @@ class GatewayBroker:
             request.service_class,
             request.tenant,
             request.gateway,
-            math.ceil(reserved / card.block_size),
-            0 if card.reserve_output else card.block_size,
+            card.kv_blocks(reserved, prompt),
+            # With windows the cost is near its limit soon, and stays what it is when a request is put back.
+            0 if card.reserve_output or card.kv_limits else card.block_size,
             prompt,
             prompt + max_tokens,
             request.weight,

@@ -6,6 +6,7 @@ Every record is frozen and versioned by `WIRE_VERSION`; nothing is pickled. This
 from __future__ import annotations
 
 import enum
+from math import ceil
 
 import msgspec
 
@@ -22,6 +23,7 @@ class FinishReason(enum.StrEnum):
     LENGTH = "length"  # max_tokens, or the end of the model's context
     CANCELLED = "cancelled"  # asked for by the gateway
     EXPIRED = "expired"  # its deadline passed before it ended
+    OVERLOADED = "overloaded"  # not begun: it waited for its turn in vain, and may try again
     ERROR = "error"  # its own fault inside a step, or two engines died with it
 
 
@@ -178,7 +180,7 @@ class ModelCard(msgspec.Struct, frozen=True):
     created: int  # Unix seconds
     max_model_len: int  # tokens, prompt and output together
     vocab_size: int
-    kv_tokens: int  # tokens that the whole KV pool holds: a request above this can never run
+    kv_tokens: int  # of the longest text that the KV pool holds: a request above this can never run
     block_size: int  # tokens per KV block
     eos_token_ids: tuple[int, ...]
     reserve_output: bool  # True where admission reserves prompt + max_tokens (policies static and orca)
@@ -194,11 +196,19 @@ class ModelCard(msgspec.Struct, frozen=True):
     takes_adapters: bool = False  # whether LoRA adapters can be loaded beside it
     adapter: AdapterRef | None = None
     base: str = ""
+    kv_limits: tuple[int, ...] = ()
+    """Where layers have windows: for each group of them the KV blocks that a text holds there at most; 0: no limit."""
 
     @property
     def pool(self) -> str:
         """The model whose engines compute this one."""
         return self.base or self.id
+
+    def kv_blocks(self, num_tokens: int, num_prompt: int) -> int:
+        """KV blocks that a request of so many tokens holds at once at most."""
+        pages = ceil(num_tokens / self.block_size)
+        read = ceil(num_prompt / self.block_size) if self.reserve_output else 0  # prompts are read whole there
+        return sum(min(pages, max(limit, read)) if limit else pages for limit in self.kv_limits or (0,))
 
 
 class TokenizerFiles(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ import ctypes
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -68,7 +68,11 @@ class PackedLayers:
 class NativePools(KVPools):
     """`records` are what C is given, one for each layer."""
 
-    records: Any  # an array of Pools
+    records: Any = field(init=False)  # an array of Pools
+
+    def __post_init__(self) -> None:
+        records = [Pools(k.data_ptr(), v.data_ptr()) for k, v in zip(self.keys, self.values, strict=True)]
+        object.__setattr__(self, "records", (Pools * len(records))(*records))
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +177,7 @@ class NativeOps:
 
         keys = [zeros(pages, num_kv_heads, head_dim, PAGE) for _ in range(num_layers)]
         values = [zeros(pages, num_kv_heads, PAGE, head_dim) for _ in range(num_layers)]
-        records = [Pools(k.data_ptr(), v.data_ptr()) for k, v in zip(keys, values, strict=True)]
-        return NativePools(keys, values, block_size, num_kv_heads, head_dim, (Pools * num_layers)(*records))
+        return NativePools(keys, values, block_size, num_kv_heads, head_dim)
 
     def plan_step(
         self, layout: RaggedLayout, positions: Tensor, angles: Tensor, kv: KVPools, num_heads: int, scores: Scores
