@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from noria.engine.config import EngineConfig
-from noria.engine.models.load import LoadedModel, load
+from noria.engine.models.load import LoadedModel, load, tokenizer_files
 from noria.engine.models.source import resolve
 from noria.engine.offline import OfflineEngine
 from noria.engine.plan import plan
@@ -70,7 +70,7 @@ def main() -> None:
     for name, settings in (SETTINGS | ROUNDED if floats else SETTINGS).items():
         planned = plan(EngineConfig(model=options.model, kv_memory="64MiB", **settings))
         loaded = load(planned.source, planned.ops, precision=planned.precision)
-        tokenizer = Tokenizer.load(loaded.tokenizer_files)
+        tokenizer = Tokenizer.load(tokenizer_files(planned.source))
         ids = tokenizer.encode(topics["objects"] + topics["naming"])[: options.tokens]
         found = predictions(loaded, ids, planned.kv_dtype)
         first = first or found

@@ -6,16 +6,19 @@ Used by the serving process and by offline generation. Knows no queue.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from noria.engine.adapters import Adapters
 from noria.engine.execution.executor import Executor, LocalExecutor
 from noria.engine.execution.rendezvous import host
 from noria.engine.grammar.grammars import Grammars
 from noria.engine.loading import Progress, load_model, new_runner, warm_up_steps
 from noria.engine.models.generation import sampling_defaults
-from noria.engine.models.load import LoadedModel
-from noria.engine.plan import Plan
+from noria.engine.models.load import LoadedModel, tokenizer_files
+from noria.engine.models.lora import load_adapter
+from noria.engine.plan import Plan, kv_groups
 from noria.engine.ranks import start_ranks
 from noria.engine.scheduling.kv_blocks import KVBlocks
 from noria.engine.scheduling.policy import POLICIES
@@ -33,8 +36,11 @@ class Assembly:
     scheduler: Scheduler
     executor: Executor
     grammars: Grammars
+    adapters: Adapters | None  # None: there can be none
 
     def close(self) -> None:
+        if self.adapters is not None:
+            self.adapters.close()
         self.executor.close()
         self.grammars.close()
 
@@ -57,19 +63,27 @@ def open_trace(plan: Plan) -> IterationLog | None:
     return IterationLog(Path(config.trace_iterations).expanduser(), start)
 
 
-def assemble(plan: Plan, progress: Progress | None = None) -> Assembly:
+def assemble(
+    plan: Plan, progress: Progress | None = None, announce: Callable[[TokenizerFiles], None] | None = None
+) -> Assembly:
     """Load the weights and build everything around them, on as many ranks as are planned. `progress` gets bytes done
-    and bytes in all, of this rank's. Raises RankLost where another one does not come or go on."""
-    executor, loaded, plan = _executor(plan, progress)
+    and bytes in all, of this rank's; `announce` the tokenizer, before the weights are read. Raises RankLost where
+    another one does not come or go on, ModelError for an adapter that is no good."""
+    tokenizer = tokenizer_files(plan.source)
+    if announce is not None:
+        announce(tokenizer)
+    adapters = None if plan.beyond_adapters else Adapters(lambda folder: load_adapter(folder, plan.spec, plan.ops))
+    executor, loaded, plan = _executor(plan, progress, adapters)
     for step in warm_up_steps(plan):
         executor.run(step)
     plan.ops.compiles.num = 0
-    config, spec = plan.config, plan.spec
+    config, spec, groups = plan.config, plan.spec, kv_groups(plan.config, plan.groups)
     policy = POLICIES[config.policy]
+    # The baselines are the paper's: no prefix is shared there.
+    prefix_cache = config.prefix_cache and not policy.reserve_output
     scheduler = Scheduler(
         policy,
-        # The baselines are the paper's: no prefix is shared there.
-        KVBlocks(plan.num_blocks, config.block_size, config.prefix_cache and not policy.reserve_output),
+        KVBlocks(plan.num_blocks, config.block_size, prefix_cache, groups.windows, groups.max_step),
         max_batch_size=config.max_batch_size,
         max_batch_tokens=config.max_batch_tokens,
         max_chunk_tokens=plan.max_chunk_tokens,
@@ -83,8 +97,9 @@ def assemble(plan: Plan, progress: Progress | None = None) -> Assembly:
         created=int(time.time()),
         max_model_len=plan.max_model_len,
         vocab_size=spec.vocab_size,
-        kv_tokens=plan.num_blocks * config.block_size,
+        kv_tokens=plan.kv_tokens,
         block_size=config.block_size,
+        kv_limits=groups.limits if groups.is_windowed else (),
         eos_token_ids=spec.eos_token_ids,
         reserve_output=policy.reserve_output,
         policy=policy.name,
@@ -95,18 +110,23 @@ def assemble(plan: Plan, progress: Progress | None = None) -> Assembly:
         tool_parser=config.tool_parser,
         reasoning_parser=config.reasoning_parser,
         sampling_defaults=sampling_defaults(plan.source) if config.generation_config == "auto" else {},
+        takes_adapters=adapters is not None,
     )
     grammars = Grammars(
-        loaded.tokenizer_files,
+        tokenizer,
         vocab_size=spec.vocab_size,
         stop_token_ids=spec.eos_token_ids,
         seconds=config.grammar_timeout,
     )
-    return Assembly(card, loaded.tokenizer_files, scheduler, executor, grammars)
+    return Assembly(card, tokenizer, scheduler, executor, grammars, adapters)
 
 
-def _executor(plan: Plan, progress: Progress | None) -> tuple[Executor, LoadedModel, Plan]:
+def _executor(plan: Plan, progress: Progress | None, adapters: Adapters | None) -> tuple[Executor, LoadedModel, Plan]:
     if plan.parallel.size > 1:
         return start_ranks(plan, host(plan.config, plan.parallel.size, plan.given), progress)
     loaded = load_model(plan, progress)
-    return LocalExecutor(new_runner(plan, loaded.model).execute), loaded, plan
+    if adapters is not None:
+        for name, folder in plan.config.adapters.items():
+            adapters.load_now(name, folder)
+    runner = new_runner(plan, loaded.model, None if adapters is None else adapters.loaded)
+    return LocalExecutor(runner.execute), loaded, plan

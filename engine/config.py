@@ -5,13 +5,15 @@ The CLI derives its options from these fields, so a field added here is an optio
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, SecretStr, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from noria.engine.memory import parse_size
-from noria.engine.wire.settings import Settings, with_credentials
+from noria.engine.wire.adapters import check_name
+from noria.engine.wire.settings import REPEATABLE, Settings, with_credentials
 
 DEMO_MODEL = "smollm2-135m-instruct"
 
@@ -102,6 +104,10 @@ class EngineConfig(Settings):
     )
     pp: int = Field(1, ge=1, le=64, description="Stages of layers, each on ranks of its own: pipeline parallelism")
     block_size: int = Field(16, ge=1, le=256, description="Tokens in one KV block")
+    lora: Annotated[str, REPEATABLE] = Field(
+        "",
+        description="LoRA adapter of the model as NAME=FOLDER, served under that name; several: again, or after commas",
+    )
     prefix_cache: bool = Field(True, description="Reuse the KV blocks of equal prompt prefixes of one tenant")
     pooling: Literal["auto", "mean", "last"] = Field(
         "auto", description="How a prompt's hidden states become an embedding; auto: as the model's files say, or mean"
@@ -169,8 +175,33 @@ class EngineConfig(Settings):
             raise ValueError("a name between two commas is empty")
         return value
 
+    @field_validator("lora")
+    @classmethod
+    def _are_adapters(cls, value: str) -> str:
+        _adapters(value)
+        return value
+
+    @property
+    def adapters(self) -> dict[str, Path]:
+        """Folders of the adapters to begin with, by name."""
+        return _adapters(self.lora)
+
     @property
     def served_names(self) -> tuple[str, ...]:
         """Names in the API as given, the model's id first and its aliases after it; empty for the model's own."""
         parts = (part.strip() for part in self.served_model_name.split(","))
         return tuple(dict.fromkeys(part for part in parts if part))
+
+
+def _adapters(given: str) -> dict[str, Path]:
+    """Of `name=folder,name=folder`. Raises ValueError."""
+    found: dict[str, Path] = {}
+    for part in filter(None, (part.strip() for part in given.split(","))):
+        name, equals, folder = (piece.strip() for piece in part.partition("="))
+        if not equals or not name or not folder:
+            raise ValueError(f"an adapter is given as NAME=FOLDER, not {part!r}")
+        if name in found:
+            raise ValueError(f"two adapters have the name {name!r}")
+        check_name(name)
+        found[name] = Path(folder).expanduser().absolute()
+    return found

@@ -9,11 +9,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict, deque
+from concurrent.futures import Future
 from time import perf_counter
 from typing import NamedTuple
 
 import structlog
 
+from noria.engine.adapters import Adapters
 from noria.engine.execution.executor import Executor, RankLost
 from noria.engine.execution.step import RowOutput, StepInput
 from noria.engine.grammar.grammars import Grammars
@@ -26,7 +28,15 @@ from noria.engine.trace import IterationLog, Times
 from noria.engine.waiting_room import WaitingRoom
 from noria.engine.wheel import Wheel
 from noria.engine.wire.broker import BrokerUnavailable, EngineBroker
-from noria.engine.wire.messages import CLASSES, Claimed, FinishReason, ModelCard, TokenFrame, TokenLogprob
+from noria.engine.wire.messages import (
+    CLASSES,
+    Claimed,
+    FinishReason,
+    GenerationRequest,
+    ModelCard,
+    TokenFrame,
+    TokenLogprob,
+)
 from noria.kernels.compiles import Compiles
 
 log = structlog.get_logger("noria.engine")
@@ -61,6 +71,7 @@ class Engine:
         wheel: Wheel | None = None,
         spans: EngineSpans | None = None,
         compiles: Compiles | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
@@ -69,6 +80,7 @@ class Engine:
         self._live: dict[str, LiveRequest] = {}  # by the scheduler's id, which is new at every claim
         self._held: dict[str, LiveRequest] = {}  # by the id on the wire: what this engine may still speak for
         self._waiting = WaitingRoom(grammars, capacity=scheduler.max_batch_size)
+        self._adapters = adapters
         self._trace = trace
         self._wheel = wheel
         self._spans = spans
@@ -79,7 +91,7 @@ class Engine:
         self._outbox: dict[str, list[TokenFrame]] = defaultdict(list)  # by gateway, until the store has them
         self._gone_until: dict[str, float] = {}  # by gateway, monotonic
         self._away_since: float | None = None  # monotonic time since the store stopped answering
-        self.statistics = Statistics(scheduler, self._waiting, grammars.counts, compiles or Compiles())
+        self.statistics = Statistics(scheduler, self._waiting, grammars.counts, compiles or Compiles(), adapters)
         self.last_turn = time.monotonic()  # heartbeat and liveness end when this grows old
 
     def run(self, stop: threading.Event, hurry: threading.Event | None = None, drain_seconds: float = 0.0) -> None:
@@ -176,6 +188,7 @@ class Engine:
         for request_id in self._of_gateways(result.gone_gateways):
             self._end(request_id, FinishReason.CANCELLED)
         self._end_expired()
+        self._let_adapters_go()
 
     def _note_outage(self, error: BrokerUnavailable) -> None:
         if self._away_since is None:
@@ -197,8 +210,9 @@ class Engine:
             live = LiveRequest.start(claimed, self._card, f"{request.id}#{self._num_claims}")
             if self._spans is not None:
                 live.spans = self._spans.of(claimed)
-            if request.sampling.grammar is not None:
-                self._waiting.enter(live, request.sampling.grammar)
+            adapter = self._adapter_of(request)
+            if adapter is not None or request.sampling.grammar is not None:
+                self._waiting.enter(live, adapter)
             else:
                 self._scheduler.add(live.scheduled)
                 self._live[live.scheduled.id] = live
@@ -210,13 +224,27 @@ class Engine:
         else:
             self._held[request.id] = live
 
+    def _adapter_of(self, request: GenerationRequest) -> Future[str] | None:
+        """None where there is nothing to wait for. Raises ValueError."""
+        if request.adapter is None:
+            return None
+        if self._adapters is None:
+            raise ValueError("this engine takes no adapters")
+        return self._adapters.bring(request.adapter)
+
+    def _let_adapters_go(self) -> None:
+        """Those that were unloaded, once nobody here uses them any more: what is in flight included."""
+        if self._adapters is not None and self._adapters.has_spare:
+            refs = (live.claimed.request.adapter for live in (*self._live.values(), *self._held.values()))
+            self._adapters.let_go({ref.digest for ref in refs if ref is not None})
+
     def _admit_ready(self) -> None:
-        """Requests whose grammars are there join the others; one whose grammar is no good ends."""
+        """Requests whose grammars and adapters are there join the others; one whose are no good ends."""
         for live, refusal in self._waiting.ready():
             request = live.claimed.request
             del self._held[request.id]
             if refusal is not None:
-                end = FinishReason.CANCELLED if refusal.busy else FinishReason.ERROR
+                end = FinishReason.OVERLOADED if refusal.busy else FinishReason.ERROR
                 self._refuse(live.claimed, end, refusal.message, refusal.param)
                 continue
             try:
@@ -279,9 +307,20 @@ class Engine:
     # --- the iteration --------------------------------------------------------------------------------------------
 
     def _submit(self, batch: Batch, select_seconds: float) -> None:
+        if self._adapters is not None and self._adapters.loaded:
+            batch = self._grouped(batch)
         self._batches.append(_Out(batch, self._exchange_seconds, select_seconds, perf_counter()))
         self._exchange_seconds = 0.0  # a second plan out beside this one had none of its own
         self._executor.submit(self._step_input(batch))
+
+    def _grouped(self, batch: Batch) -> Batch:
+        """Decode rows first, as before, and among them and the others those of one adapter next to each other."""
+        refs = [self._live[row.request.id].claimed.request.adapter for row in batch.rows]
+        if not any(refs):
+            return batch
+        digests = ["" if ref is None else ref.digest for ref in refs]
+        order = sorted(range(len(refs)), key=lambda place: (not batch.rows[place].is_decode, digests[place]))
+        return Batch(tuple(batch.rows[place] for place in order))
 
     def _step_input(self, batch: Batch) -> StepInput:
         rows = [self._live[row.request.id].row(row, self._card) for row in batch.rows]

@@ -18,6 +18,7 @@ from noria.engine.wire.messages import (
     CLASSES,
     Claimed,
     FinishReason,
+    GenerationRequest,
     ModelCard,
     TokenFrame,
     TokenLogprob,
@@ -61,7 +62,7 @@ class LiveRequest:
             class_rank=CLASSES.index(request.service_class),
             stop_ids=frozenset(stops),
             min_tokens=params.min_tokens if params.grammar is None else 0,
-            salt=msgspec.msgpack.encode((request.cache_salt, request.cache_group, *owner)),
+            salt=_salt(request, owner),
             prediction=request.prediction or (),
             # A mean, or the scores of a prompt, need every position computed.
             reuse_prefix=params.prompt_logprobs is None and request.pooling != "mean",
@@ -92,6 +93,7 @@ class LiveRequest:
             prompt_targets=targets,
             prompt_alternatives=params.prompt_logprobs or 0,
             pooling=self._pooling(row),
+            adapter="" if self.claimed.request.adapter is None else self.claimed.request.adapter.digest,
         )
 
     def _pooling(self, row: BatchRow) -> Pooling | None:
@@ -162,3 +164,10 @@ class LiveRequest:
         self.seq += len(progress.new_tokens)
         self.is_shown = True
         return frame
+
+
+def _salt(request: GenerationRequest, owner: tuple[str, ...]) -> bytes:
+    """What keeps a prefix of the request apart: from those whom it may not share with, and from keys and values that
+    another adapter, or none, has made of the same tokens."""
+    whose = (request.cache_salt, request.cache_group, *owner)
+    return msgspec.msgpack.encode(whose if request.adapter is None else (whose, request.adapter.digest))

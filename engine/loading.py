@@ -5,7 +5,7 @@ Knows what was planned; no scheduler and no queue.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -15,13 +15,14 @@ from noria.engine.execution.stage import Report, Stage
 from noria.engine.execution.step import RowInput, StepInput
 from noria.engine.models.decoder import Model
 from noria.engine.models.load import LoadedModel, build_decoder, load, open_checkpoint
+from noria.engine.models.lora import Adapter
 from noria.engine.plan import Plan
 
 Progress = Callable[[int, int], None]
 
 
 def load_model(plan: Plan, progress: Progress | None = None, channel: DataChannel | None = None) -> LoadedModel:
-    """With the tokenizer, as the first rank needs it. `progress` gets bytes done and bytes in all; `channel` leads to
+    """What the first rank computes with. `progress` gets bytes done and bytes in all; `channel` leads to
     the other ranks, where there are any."""
     torch.set_num_threads(plan.threads)
     return load(
@@ -48,17 +49,19 @@ def load_part(plan: Plan, channel: DataChannel) -> Model:
     )
 
 
-def new_runner(plan: Plan, model: Model) -> ModelRunner:
-    """`model` with its KV pools."""
+def new_runner(plan: Plan, model: Model, adapters: Mapping[str, Adapter] | None = None) -> ModelRunner:
+    """`model` with its KV pools, and the adapters that are loaded beside it from now on."""
+    groups = plan.groups
     pools = plan.ops.new_kv_pools(
-        plan.part.num_layers,
+        groups.depth,
         plan.num_blocks,
         plan.config.block_size,
         plan.part.num_kv_heads,
         plan.part.head_dim,
         plan.kv_dtype,
     )
-    return ModelRunner(model, pools, plan.config.block_size)
+    pools = pools.for_layers(groups.places, groups.of_layer)
+    return ModelRunner(model, pools, plan.config.block_size, adapters, len(groups.windows))
 
 
 def new_stage(plan: Plan, model: Model, channel: DataChannel, report: Report) -> Stage:
@@ -70,9 +73,10 @@ def new_stage(plan: Plan, model: Model, channel: DataChannel, report: Report) ->
 def warm_up_steps(plan: Plan) -> list[StepInput]:
     """The first call pays for lazy set-up, and on a GPU for the compiling of kernels: no client's. There, a prompt, a
     short decode row and one of several splits are all the variants there are."""
-    steps = [StepInput([RowInput([0], 0, [0], None)], 0)]
+    num_groups = len(plan.groups.windows)
+    steps = [StepInput([RowInput([0], 0, [0] * num_groups, None)], 0)]
     if plan.ops.name == "triton":
         for computed in (1, min(1024, plan.max_model_len - 1)):
-            blocks = [0] * (computed // plan.config.block_size + 1)
+            blocks = [0] * (computed // plan.config.block_size + 1) * num_groups
             steps.append(StepInput([RowInput([0], computed, blocks, None)], 1))
     return steps

@@ -10,8 +10,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-# When the operator gives no size: a share of what is free once the weights are in, up to a limit, since the pool is
-# taken at the start and kept, and on a CPU bandwidth ends long before gigabytes of KV are read in an iteration.
+# When the operator gives no size: a share of what is free once the weights are in, up to a limit, since what a
+# pool has once used is kept, and on a CPU bandwidth ends long before gigabytes of KV are read in an iteration.
 KV_SHARE = 0.25
 KV_LIMIT = 2 * 2**30
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}

@@ -50,17 +50,24 @@ class OfflineEngine:
         return [live.pooled for live in self._run(requests)]
 
     def generate(
-        self, prompts: Sequence[list[int]], params: SamplingParams | Sequence[SamplingParams]
+        self,
+        prompts: Sequence[list[int]],
+        params: SamplingParams | Sequence[SamplingParams],
+        adapters: Sequence[str] = (),
     ) -> list[Generated]:
         """Run all prompts together, as one server would; results in the order of the prompts.
 
-        `params` is one for all or one for each. Raises CannotEverFit for a request that is too large, GrammarError for
-        a grammar that is no good, RuntimeError for a request that the model cannot compute.
+        `params` is one for all or one for each. `adapters` are names of the settings' `lora`, one for each prompt, ""
+        for the model alone. Raises KeyError for a name that is none of them, CannotEverFit for a request that is too
+        large, GrammarError for a grammar that is no good, RuntimeError for a request that the model cannot compute.
         """
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
+        own = self._assembly.adapters.own if self._assembly.adapters is not None else []
+        refs = {ref.name: ref for ref in own}
+        whose = [refs[name] if name else None for name in adapters or [""] * len(prompts)]
         requests = [
-            GenerationRequest(str(index), self.card.id, prompt, sampling, gateway="")
-            for index, (prompt, sampling) in enumerate(zip(prompts, each, strict=True))
+            GenerationRequest(str(index), self.card.id, prompt, sampling, gateway="", adapter=adapter)
+            for index, (prompt, sampling, adapter) in enumerate(zip(prompts, each, whose, strict=True))
         ]
         done = [live.scheduled for live in self._run(requests)]
         return [Generated(r.tokens[r.num_prompt :], r.finish or "") for r in done]

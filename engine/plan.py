@@ -1,6 +1,6 @@
 """What will be loaded by this rank and how much memory it gets: settings and file headers, checked against the machine.
 
-Reads no weights. Knows no queue and no scheduler.
+Reads no weights. Knows no queue and no requests.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 
 from noria.engine.config import EngineConfig, Rendezvous
 from noria.engine.memory import Room, available, kv_bytes
+from noria.engine.models.layer_groups import LayerGroups, group_layers
 from noria.engine.models.load import inspect, stored_bytes
 from noria.engine.models.pooling import PoolingKind, trained_pooling
 from noria.engine.models.precision import DTYPES, Precision
@@ -20,6 +21,8 @@ from noria.engine.models.shards import Shares
 from noria.engine.models.source import ModelSource, resolve
 from noria.engine.models.spec import ModelSpec
 from noria.engine.parallel import Parallel
+from noria.engine.scheduling.kv_groups import KVGroups
+from noria.engine.scheduling.policy import POLICIES
 from noria.kernels.choice import OnGPU, Sizes, choose
 from noria.kernels.ops import Ops
 from noria.kernels.pools import kv_bytes_per_block
@@ -47,6 +50,7 @@ class Plan:
     name: str
     aliases: tuple[str, ...]
     max_model_len: int
+    groups: LayerGroups  # of the part's layers
     num_blocks: int
     kv_bytes: int
     deterministic: bool
@@ -58,11 +62,24 @@ class Plan:
     max_chunk_tokens: int
     ops: Ops
 
+    @property
+    def kv_tokens(self) -> int:
+        """Of the longest text that the KV memory has room for, whatever the context allows."""
+        size = self.num_blocks * self.config.block_size
+        return _longest(self.config, self.groups, self.num_blocks, max(size, self.max_model_len))
+
+    @property
+    def beyond_adapters(self) -> str:
+        """Why LoRA adapters cannot be loaded beside this model; empty where they can."""
+        if self.spec.foreign_parameters:
+            return "transformers computes this model: adapters need layers of our own"
+        return "adapters are not divided among ranks: they need --tp 1 and --pp 1" if self.parallel.size > 1 else ""
+
     def with_blocks(self, num_blocks: int) -> Plan:
         """With no more KV blocks than some other rank has room for."""
         num_blocks = min(num_blocks, self.num_blocks)
         size = self.kv_bytes // self.num_blocks
-        limit = min(self.max_model_len, num_blocks * self.config.block_size)
+        limit = _longest(self.config, self.groups, num_blocks, self.max_model_len)
         return replace(self, num_blocks=num_blocks, kv_bytes=num_blocks * size, max_model_len=limit)
 
 
@@ -81,6 +98,7 @@ def plan(config: EngineConfig, given: Rendezvous | None = None) -> Plan:
     if config.max_model_len > spec.max_len:
         raise ValueError(f"--max-model-len {config.max_model_len} is more than the model's {spec.max_len}")
     max_model_len = config.max_model_len or spec.max_len
+    groups = group_layers(spec)
     group = part.num_heads // part.num_kv_heads
     sizes = Sizes(spec.hidden_size, spec.head_dim, part.ffn_step, config.block_size, group, spec.beyond_triton)
     threads = config.threads or max(1, (os.cpu_count() or 1) // here)
@@ -96,20 +114,26 @@ def plan(config: EngineConfig, given: Rendezvous | None = None) -> Plan:
         )
     precision = _precision(config, ops)
     kv_dtype = DTYPES[_kv_dtype(precision, ops) if config.kv_dtype == "auto" else config.kv_dtype]
-    block_bytes = kv_bytes_per_block(part.num_layers, config.block_size, part.num_kv_heads, spec.head_dim, kv_dtype)
+    whole_prompts = POLICIES[config.policy].whole_prompts
+    longest = kv_groups(config, groups).most(max_model_len, at_once=max_model_len if whole_prompts else 0)
+    if parallel.size > 1:
+        groups = groups.part(Shares.of(spec, parallel).layers)
+    block_bytes = kv_bytes_per_block(groups.depth, config.block_size, part.num_kv_heads, spec.head_dim, kv_dtype)
     pool = kv_bytes(
         config.kv_memory,
         weight_bytes=_weight_bytes(spec, source, precision, ops, parallel),
-        wanted=-(-max_model_len // config.block_size) * config.max_batch_size * block_bytes,
-        least=block_bytes,
+        wanted=longest * config.max_batch_size * block_bytes,
+        least=len(groups.windows) * block_bytes,
         room=_gpu_room(ops.device) if ops.device.type == "cuda" else Room(available() // here),
     )
     num_blocks = pool // block_bytes
     # What the pool cannot hold can never run: the context that clients are told is the one they can use.
-    max_model_len = min(max_model_len, num_blocks * config.block_size)
+    max_model_len = _longest(config, groups, num_blocks, max_model_len)
     name, *aliases = config.served_names or (source.name,)
+    if taken := config.adapters.keys() & {name, *aliases}:
+        raise ValueError(f"--lora {min(taken)}: this is a name of the model itself")
     pooling = (trained_pooling(source) or "mean") if config.pooling == "auto" else config.pooling
-    return Plan(
+    planned = Plan(
         config=config,
         parallel=parallel,
         given=given,
@@ -119,6 +143,7 @@ def plan(config: EngineConfig, given: Rendezvous | None = None) -> Plan:
         name=name,
         aliases=tuple(aliases),
         max_model_len=max_model_len,
+        groups=groups,
         num_blocks=num_blocks,
         kv_bytes=num_blocks * block_bytes,
         deterministic=deterministic,
@@ -130,6 +155,21 @@ def plan(config: EngineConfig, given: Rendezvous | None = None) -> Plan:
         max_chunk_tokens=config.max_chunk_tokens or _CHUNK_TOKENS_OF[ops.name],
         ops=ops,
     )
+    if config.adapters and planned.beyond_adapters:
+        raise ValueError(f"--lora: {planned.beyond_adapters}")
+    return planned
+
+
+def kv_groups(config: EngineConfig, groups: LayerGroups) -> KVGroups:
+    """What a text takes of the KV cache under these settings."""
+    max_draft = config.draft_tokens if config.speculate == "ngram" else 0
+    max_step = POLICIES[config.policy].max_step(config.max_batch_tokens, max_draft)
+    return KVGroups(groups.windows, config.block_size, max_step)
+
+
+def _longest(config: EngineConfig, groups: LayerGroups, num_blocks: int, at_most: int) -> int:
+    whole_prompts = POLICIES[config.policy].whole_prompts
+    return kv_groups(config, groups).longest(num_blocks, at_most, whole_prompts=whole_prompts)
 
 
 def _parallel(config: EngineConfig, given: Rendezvous) -> Parallel:

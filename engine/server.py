@@ -17,6 +17,7 @@ import structlog
 import torch
 
 from noria.engine import worker
+from noria.engine.adapters import AdapterWatch
 from noria.engine.assembly import Assembly, assemble, open_trace
 from noria.engine.config import EngineConfig, Rendezvous
 from noria.engine.engine import Engine
@@ -29,6 +30,7 @@ from noria.engine.status import StatusPages
 from noria.engine.trace import IterationLog
 from noria.engine.wheel import Wheel
 from noria.engine.wire import logs
+from noria.engine.wire.adapters import EngineAdapterList
 from noria.engine.wire.broker import BrokerUnavailable, EngineBroker
 from noria.engine.wire.tracing import Tracer, open_tracer
 from noria.engine.wire.wheel import WheelChannel, WheelNews
@@ -81,7 +83,7 @@ def _run(config: EngineConfig, pages: StatusPages | None, stop: threading.Event,
             return EXIT_OK
         trace = open_trace(planned)
         tracer = open_tracer("engine", config.traces, broker.engine_id)
-        assembly = assemble(planned, _Progress(planned.name, config.progress_fd))
+        assembly = assemble(planned, _Progress(planned.name, config.progress_fd), broker.announce)
     except (ModelError, MemoryTooSmall, ValueError) as error:
         return _fail(str(error), EXIT_CONFIGURATION)
     except (BrokerUnavailable, RankLost) as error:
@@ -127,7 +129,9 @@ def _serve(
         wheel,
         spans,
         planned.ops.compiles,
+        assembly.adapters,
     )
+    watch = _watch(planned, assembly, broker.engine_id)
     broker.register(assembly.card, assembly.tokenizer_files)
     if pages is not None:
         pages.watch(engine, assembly.card.id, broker.engine_id)
@@ -154,6 +158,8 @@ def _serve(
         ended.set()
         heartbeat.join(HEARTBEAT_END)  # a thread that is alive when the interpreter ends can bring it down
         broker.close(died=died)
+        if watch is not None:
+            watch.close()
         assembly.close()
         wheel.close()
         if trace is not None:
@@ -183,6 +189,16 @@ def _find_store(broker: EngineBroker, seconds: float, stop: threading.Event) -> 
                 log.warning("waiting for the store", error=str(error), seconds=seconds)
             told = True
         stop.wait(STORE_RETRY)
+
+
+def _watch(planned: Plan, assembly: Assembly, engine_id: str) -> AdapterWatch | None:
+    """At work. Raises BrokerUnavailable."""
+    if assembly.adapters is None:
+        return None
+    pool = EngineAdapterList(planned.config.redis_url, planned.name, engine_id)
+    watch = AdapterWatch(assembly.adapters, pool)
+    watch.start()
+    return watch
 
 
 def _wheel(planned: Plan, engine_id: str) -> Wheel:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 
+from noria.engine.adapters import Adapters
 from noria.engine.grammar.grammars import GrammarCounts
 from noria.engine.scheduling.batch import Batch, Progress
 from noria.engine.scheduling.scheduler import Scheduler
@@ -22,11 +23,19 @@ PUBLISH_EVERY = 0.25  # seconds; and always when the engine becomes idle, so tha
 class Statistics:
     """Counters since the start; gauges are read off the scheduler when the record is made."""
 
-    def __init__(self, scheduler: Scheduler, waiting: WaitingRoom, grammars: GrammarCounts, compiles: Compiles) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        waiting: WaitingRoom,
+        grammars: GrammarCounts,
+        compiles: Compiles,
+        adapters: Adapters | None,
+    ) -> None:
         self._scheduler = scheduler
         self._waiting = waiting
         self._grammars = grammars
         self._compiles = compiles
+        self._adapters = adapters
         self._published = 0.0
         self._was_idle = False
         self.latest = EngineStats()  # as published last; other threads may read it
@@ -57,7 +66,7 @@ class Statistics:
         self._generation_tokens += len(progress.new_tokens)
 
     def count_end(self, reason: FinishReason) -> None:
-        if reason is FinishReason.ERROR:
+        if reason in (FinishReason.ERROR, FinishReason.OVERLOADED):
             self._failed += 1
         else:
             self._finished += 1
@@ -73,7 +82,7 @@ class Statistics:
         return self.latest
 
     def record(self) -> EngineStats:
-        scheduler, kv = self._scheduler, self._scheduler.kv
+        scheduler, kv, adapters = self._scheduler, self._scheduler.kv, self._adapters
         idle = len(scheduler) == 0
         return EngineStats(
             running=len(scheduler.running),
@@ -106,4 +115,8 @@ class Statistics:
             grammar_cache_hits_total=self._grammars.hits,
             grammar_seconds_total=round(self._grammars.seconds, 6),
             kernel_compiles_total=self._compiles.num,
+            adapters=0 if adapters is None else len(adapters.loaded),
+            adapter_bytes=0 if adapters is None else adapters.num_bytes,
+            adapter_loads_total=0 if adapters is None else adapters.counts.loads,
+            adapter_load_failures_total=0 if adapters is None else adapters.counts.failures,
         )

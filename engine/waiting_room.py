@@ -1,4 +1,4 @@
-"""Where claimed requests wait for their grammars, beside the running batch.
+"""Where claimed requests wait for their grammars and adapters, beside the running batch.
 
 Knows no scheduler and no queue: the loop asks who is ready.
 """
@@ -8,9 +8,11 @@ from __future__ import annotations
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 
+from noria.engine.adapters import refusal
 from noria.engine.grammar.binding import GrammarError, GrammarsUnavailable
 from noria.engine.grammar.grammars import Grammars
 from noria.engine.grammar.matcher import CompiledGrammar
@@ -22,15 +24,25 @@ log = structlog.get_logger("noria.engine")
 
 @dataclass(frozen=True, slots=True)
 class Guest:
-    """A request that waits. `until` (monotonic) its grammar's turn has to come; from then on that has its own limit."""
+    """A request that waits, for one or both. `until` (monotonic) its grammar's turn has to come; from then on that has
+    its own limit."""
 
     live: LiveRequest
-    grammar: Grammar
-    compiled: Future[CompiledGrammar]
+    grammar: Grammar | None
+    compiled: Future[CompiledGrammar] | None
+    adapter: Future[str] | None
     until: float
 
+    @property
+    def awaited(self) -> list[Future[Any]]:
+        """What is not there yet."""
+        return [f for f in (self.compiled, self.adapter) if f is not None and not f.done()]
+
     def must_go(self, now: float) -> bool:
-        return self.compiled.done() or (now > self.until and not self.compiled.running())
+        if self.adapter is not None and not self.adapter.done():
+            return False
+        late = self.compiled is not None and now > self.until and not self.compiled.running()
+        return not self.awaited or late
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +70,11 @@ class WaitingRoom:
     def free(self) -> int:
         return self._capacity - len(self._guests)
 
-    def enter(self, live: LiveRequest, grammar: Grammar) -> None:
-        until = time.monotonic() + self._grammars.patience
-        self._guests[live.scheduled.id] = Guest(live, grammar, self._grammars.compile(grammar), until)
+    def enter(self, live: LiveRequest, adapter: Future[str] | None) -> None:
+        """Wait for the grammar that the request has, if any, and for its adapter, if that is still to come."""
+        grammar, until = live.claimed.request.sampling.grammar, time.monotonic() + self._grammars.patience
+        compiled = None if grammar is None else self._grammars.compile(grammar)
+        self._guests[live.scheduled.id] = Guest(live, grammar, compiled, adapter, until)
 
     def leave(self, live: LiveRequest) -> bool:
         """The request waits no more. False if it did not."""
@@ -70,7 +84,7 @@ class WaitingRoom:
         return guest is not None
 
     def ready(self) -> list[tuple[LiveRequest, Refusal | None]]:
-        """Take out, in the order of their coming, those whose matcher is there, and those that must end instead."""
+        """Take out, in the order of their coming, those who have what they need, and those that must end instead."""
         now = time.monotonic()
         ready = [guest for guest in self._guests.values() if guest.must_go(now)]
         for guest in ready:
@@ -82,15 +96,21 @@ class WaitingRoom:
 
     def wait(self, seconds: float) -> None:
         """Sleep until somebody may be ready."""
-        wait([guest.compiled for guest in self._guests.values()], seconds, FIRST_COMPLETED)
+        awaited = [future for guest in self._guests.values() for future in guest.awaited]
+        if awaited:
+            wait(awaited, seconds, FIRST_COMPLETED)
 
-    def _give_up(self, compiled: Future[CompiledGrammar]) -> None:
+    def _give_up(self, compiled: Future[CompiledGrammar] | None) -> None:
         """A turn of those that wait is not spent on what nobody waits for any more; one that has come goes on."""
-        if all(guest.compiled is not compiled for guest in self._guests.values()):
+        if compiled is not None and all(guest.compiled is not compiled for guest in self._guests.values()):
             compiled.cancel()
 
 
 def _settle(guest: Guest) -> Refusal | None:
+    if guest.adapter is not None and (why := refusal(guest.adapter)) is not None:
+        return Refusal(why)
+    if guest.compiled is None or guest.grammar is None:
+        return None
     if not guest.compiled.done():
         return Refusal("Too many grammars are being compiled at the moment.", busy=True)
     try:

@@ -18,6 +18,7 @@ from noria.engine.wire.broker import GatewayBroker
 from noria.engine.wire.record_store import RecordStore
 from noria.engine.wire.tracing import open_tracer
 from noria.engine.wire.watches import Watches
+from noria.gateway.adapters import AdapterOffice
 from noria.gateway.batches.attempts import Ask
 from noria.gateway.batches.dispatch import BatchDispatch
 from noria.gateway.batches.register import BatchRegister
@@ -26,6 +27,7 @@ from noria.gateway.config import GatewaySettings
 from noria.gateway.dependencies import KeyRing
 from noria.gateway.drain import Drain
 from noria.gateway.endpoints import (
+    adapters,
     batches,
     chat,
     completions,
@@ -90,6 +92,7 @@ _NOUNS = (
     uploads,
     batches,
     operations,
+    adapters,
     organizations,
     projects,
     rate_limits,
@@ -159,6 +162,7 @@ def create_app(settings: GatewaySettings) -> FastAPI:
     app.state.shelves = shelves
     app.state.background = background
     app.state.wheel = wheel
+    app.state.adapters = AdapterOffice(broker, directory)
     live.watch(lambda now: setattr(app.state, "keys", KeyRing(now.key_entries)))
     error_answers.install(app)
     app.include_router(health.router)

@@ -124,6 +124,14 @@ async def operate(request: Request) -> None:
         raise Forbidden("This needs an admin API key with the scope 'instance'.", code="insufficient_permissions")
 
 
+async def operate_with_key(request: Request) -> None:
+    """As `operate`; where nobody needs a key, nobody runs the place from outside either."""
+    if services(request).tenancy is None and not request.app.state.keys:
+        message = "This needs a key, and this server has none (NORIA_API_KEY): it is open to everybody."
+        raise Forbidden(message, code="insufficient_permissions")
+    await operate(request)
+
+
 def administration(request: Request) -> Administration:
     """For whoever came past `administrate`."""
     tenancy = services(request).tenancy

@@ -60,7 +60,7 @@ class Generation:
         self._origin = origin
         self._lingering = lingering
         self._metrics = metrics
-        self._model_id = model.card.id
+        self._model_id, self._pool = model.card.id, model.card.pool
         self._trace = TRACE.get()
         self._readers = {
             request_id: ChoiceReader(index, model.tokenizer, options, request_id)
@@ -94,8 +94,8 @@ class Generation:
 
     @property
     def first_request(self) -> tuple[str, str]:
-        """Model and id of the request with the first choice: its place in the queue is the client's."""
-        return self._model_id, next(iter(self._readers))
+        """Pool and id of the request with the first choice: its place in the queue is the client's."""
+        return self._pool, next(iter(self._readers))
 
     @property
     def over(self) -> bool:

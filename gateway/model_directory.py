@@ -9,8 +9,10 @@ import asyncio
 import contextlib
 import ctypes
 import dataclasses
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import structlog
@@ -27,7 +29,7 @@ log = structlog.get_logger(__name__)
 _LOOK_TIME = 2.0
 """Seconds for a look at the store: new requests are refused at once when it failed, so it must fail soon."""
 
-_NO_ENGINE = "No engine serves this model at the moment. Please try again."
+NO_ENGINE = "No engine serves this model at the moment. Please try again."
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,14 @@ class ServedModel:
     longest_token: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Tables:
+    """What is made of a tokenizer's files, in about a second. `digest` is theirs."""
+
+    digest: bytes
+    making: asyncio.Task[tuple[Tokenizer, int]]  # the tokenizer, and its longest token
+
+
 class ModelDirectory:
     """`models` is the last snapshot by id; `fresh` tells whether the store answered the last look."""
 
@@ -49,6 +59,8 @@ class ModelDirectory:
         self._served: dict[str, ServedModel] = {}
         self._looking = asyncio.Lock()
         self._making: dict[str, asyncio.Task[ServedModel]] = {}
+        self._tables: dict[str, _Tables] = {}
+        self._preparing: dict[str, asyncio.Task[None]] = {}
         self._model_by_alias: Mapping[str, str] = {}
         self.models: dict[str, ModelStatus] = {}
         self.fresh = False
@@ -73,6 +85,8 @@ class ModelDirectory:
             else:
                 self.models, self.fresh, self.trouble = found, True, ""
                 self._served = {name: model for name, model in self._served.items() if name in found}
+                self._prepare(self._broker.announced())
+                self._tables = {n: t for n, t in self._tables.items() if n in found or n in self._preparing}
 
     async def resolve(self, name: str) -> ServedModel:
         """The model of that name or alias, live or not. Raises `ModelNotFound`, or `Overloaded` while nothing is known
@@ -87,30 +101,37 @@ class ModelDirectory:
             if not self.models:  # the first engine is still loading: a client should try again, not give up
                 raise Overloaded("No engine serves a model yet. Please try again.", retry_after=2)
             raise not_found(name)
-        model = self._served.get(status.card.id)
+        model = self._served.get(status.card.pool)
         if model is None:
-            raise Overloaded(_NO_ENGINE, retry_after=2)
-        return model
+            raise Overloaded(NO_ENGINE, retry_after=2)
+        return model if status.card.adapter is None else dataclasses.replace(model, card=status.card)
 
     def require_live(self, model: ServedModel) -> None:
         """Raises `Overloaded` where a new request would find no engine that claims it, or no store."""
         if not self.fresh:
             raise Overloaded(STORE_AWAY, retry_after=2)
-        status = self.models.get(model.card.id)
+        status = self.models.get(model.card.pool)
         if status is None or not status.takes_requests:
-            raise Overloaded(_NO_ENGINE, retry_after=2)
+            raise Overloaded(NO_ENGINE, retry_after=2)
 
     def find(self, name: str) -> ModelStatus | None:
-        """The state of a model by id or alias, live or not."""
+        """The state of a model by id or alias, or by the name of an adapter, live or not. An adapter's is that of its
+        model, with a card of its own; where a name is both, it is the model's."""
         if name in self.models:
             return self.models[name]
         named = [status for status in self.models.values() if name in status.card.aliases]
+        if not named:
+            named = [_adapted(status, name) for status in self.models.values() if name in status.adapters]
         # An alias may move from one pool to another: one that takes requests serves, and of several the oldest.
-        return min(named, key=lambda s: (not s.takes_requests, s.card.created, s.card.id), default=None)
+        return min(named, key=lambda s: (not s.takes_requests, s.card.created, s.card.pool), default=None)
 
     def models_now(self) -> list[ModelStatus]:
         """The last snapshot."""
         return list(self.models.values())
+
+    def names(self) -> list[str]:
+        """Of all models, and of their adapters."""
+        return [name for status in self.models.values() for name in (status.card.id, *status.adapters)]
 
     def live(self) -> list[ModelStatus]:
         """Models that a new request can use, oldest first: an engine claims, its tokenizer is known."""
@@ -147,12 +168,53 @@ class ModelDirectory:
         log.info("model known", model=status.card.id, tokenizer=model.tokenizer.backend)
 
     async def _make(self, card: ModelCard) -> ServedModel:
-        return await asyncio.to_thread(_build, card, await self._broker.tokenizer(card.id))
+        files = await self._broker.tokenizer(card.id)
+        tokenizer, longest = await self._tables_of(card.id, files)
+        return ServedModel(card, tokenizer, await asyncio.to_thread(_template, card, files), longest)
+
+    def _prepare(self, announced: Sequence[str]) -> None:
+        """Make the tables of models that are still loading: they take as long."""
+        self._preparing = {
+            name: self._preparing.get(name) or asyncio.create_task(self._prepare_one(name)) for name in announced
+        }
+
+    async def _prepare_one(self, name: str) -> None:
+        # What is wrong is told once the model is there.
+        with contextlib.suppress(UnsupportedTokenizer, KeyError, BrokerUnavailable, StoreFault):
+            await self._tables_of(name, await self._broker.tokenizer(name))
+
+    async def _tables_of(self, name: str, files: TokenizerFiles) -> tuple[Tokenizer, int]:
+        digest = hashlib.sha256(msgspec.msgpack.encode(files)).digest()
+        known = self._tables.get(name)
+        if known is None or known.digest != digest or _has_failed(known.making):
+            making = asyncio.create_task(asyncio.to_thread(_made_tables, files))
+            known = self._tables[name] = _Tables(digest, making)
+        return await asyncio.shield(known.making)
+
+
+def _has_failed(task: asyncio.Task[Any]) -> bool:
+    return task.done() and (task.cancelled() or task.exception() is not None)
 
 
 def _nameless(card: ModelCard) -> ModelCard:
     """Other names change no table that is made for a model."""
     return msgspec.structs.replace(card, aliases=())
+
+
+def _adapted(status: ModelStatus, name: str) -> ModelStatus:
+    """The model's state as that of one of its adapters."""
+    listed, card = status.adapters[name], status.card
+    own = msgspec.structs.replace(
+        card,
+        id=name,
+        aliases=(),
+        created=listed.created,
+        fingerprint=f"{card.fingerprint}_{listed.ref.digest[:8]}",
+        takes_adapters=False,
+        adapter=listed.ref,
+        base=card.id,
+    )
+    return dataclasses.replace(status, card=own, adapters={})
 
 
 def not_found(name: str) -> ModelNotFound:
@@ -161,18 +223,22 @@ def not_found(name: str) -> ModelNotFound:
     return ModelNotFound(f"The model '{shown}' does not exist or you do not have access to it. {known}", param="model")
 
 
-def _build(card: ModelCard, files: TokenizerFiles) -> ServedModel:
+def _template(card: ModelCard, files: TokenizerFiles) -> ChatTemplate | None:
+    if not files.chat_template:
+        return None
+    try:
+        return ChatTemplate(files, describe_tools=card.tool_parser in ("auto", "hermes"))
+    except TemplateError as error:
+        log.error("chat template not usable; completions are", model=card.id, error=str(error))
+        return None
+
+
+def _made_tables(files: TokenizerFiles) -> tuple[Tokenizer, int]:
     tokenizer = Tokenizer.load(files)
-    template = None
-    if files.chat_template:
-        try:
-            template = ChatTemplate(files, describe_tools=card.tool_parser in ("auto", "hermes"))
-        except TemplateError as error:
-            log.error("chat template not usable; completions are", model=card.id, error=str(error))
     longest = max(len(tokenizer.token_bytes(token_id)) for token_id in range(tokenizer.vocab_size))
     spelled = max((len(name.encode()) for name in tokenizer.control_tokens), default=1)
     _give_memory_back()
-    return ServedModel(card, tokenizer, template, max(longest, spelled, 1))
+    return tokenizer, max(longest, spelled, 1)
 
 
 def _give_memory_back() -> None:

@@ -106,7 +106,7 @@ class Queued:
 
     def cancel(self, counts: Mapping[str, int], why: str = "") -> None:
         for request_id, counted in counts.items():
-            self._pump.cancel(self._card.id, request_id, counted, why)
+            self._pump.cancel(self._card.pool, request_id, counted, why)
 
     async def _admit(self) -> None:
         """Reserve what the requests may use, and let none have more than is granted."""
@@ -184,7 +184,7 @@ class Followed:
 
     def cancel(self, counts: Mapping[str, int], why: str = "") -> None:
         for request_id, counted in counts.items():
-            self._pump.cancel(self._card.id, request_id, counted, why)
+            self._pump.cancel(self._card.pool, request_id, counted, why)
 
     async def _read(
         self, request_id: str, heard: asyncio.Event, sink: FrameSink, fail: Callable[[GatewayError], None]

@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 
+from noria.gateway.schemas.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from noria.gateway.schemas.administration import (
     AdminKeyCreate,
     ApiKeyCreate,
@@ -49,6 +50,7 @@ BODIES: Mapping[str, tuple[type[RequestBody], ...]] = {
     "/v1/conversations/{conversation_id}": (ConversationChange,),
     "/v1/conversations/{conversation_id}/items": (ItemsRequest,),
     "/v1/embeddings": (EmbeddingRequest,),
+    "/v1/load_lora_adapter": (LoadAdapterRequest,),
     "/v1/messages": (MessagesRequest,),
     "/v1/messages/count_tokens": (CountTokensRequest,),
     "/v1/organization": (OrganizationUpdate,),
@@ -71,6 +73,7 @@ BODIES: Mapping[str, tuple[type[RequestBody], ...]] = {
     "/v2/rerank": (RerankRequest,),
     "/v1/tokenize": (TokenizeText, TokenizeChat),
     "/v1/detokenize": (DetokenizeRequest,),
+    "/v1/unload_lora_adapter": (UnloadAdapterRequest,),
     "/v1/uploads": (UploadRequest,),
     "/v1/uploads/{upload_id}/complete": (CompleteUploadRequest,),
 }

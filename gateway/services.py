@@ -32,7 +32,7 @@ from noria.gateway.schemas.sampling import SamplingFields
 from noria.gateway.stored_completions import StoredCompletions
 from noria.gateway.tenancy.admission import Admission, Caller, Part, output_limit
 from noria.gateway.tenancy.tenancy import Tenancy
-from noria.gateway.tickets import Ticket, TicketOffice
+from noria.gateway.tickets import Ticket, TicketOffice, request_ids
 from noria.gateway.tracing import trace_fields
 from noria.gateway.uploads import Uploads
 
@@ -55,6 +55,10 @@ class Tenant:
     def account(self) -> str:
         """How the ledger names it; empty: nothing is written down."""
         return "" if self.caller is None else self.caller.principal.account
+
+    def account_for(self, card: ModelCard) -> str:
+        """How the ledger names it for requests of this model: those of an adapter are charged under its name."""
+        return f"{self.account}/{card.id}" if self.account and card.adapter is not None else self.account
 
     def may_use(self, card: ModelCard) -> bool:
         return self.caller is None or self.caller.principal.may_use(card.id, card.aliases)
@@ -117,10 +121,10 @@ class Services:
         prompt_tokens = [len(prompt) for prompt in question.prompts]
         if ticket is not None and ticket.following:
             return self.following(question.model, question.options, prompt_tokens, question.num_choices, group, ticket)
-        names = _names(group, question.num_choices)
+        names = request_ids(group, question.num_choices)
         requests = self._requests(tenant, question, names, logged=ticket is not None)
         parts = [Part(r.id, 0 if r.copy else len(r.prompt), r.sampling.max_tokens) for r in requests]
-        admission = self.admission(tenant, question.model.card.id, group, parts)
+        admission = self.admission(tenant, question.model.card, group, parts)
         origin = Queued(self.broker, self.pump, question.model.card, requests, ticket, admission)
         backlog = self.settings.max_stream_backlog
         return self._generation(origin, question.model, question.options, prompt_tokens, names, ticket, backlog)
@@ -135,7 +139,7 @@ class Services:
         ticket: Ticket,
     ) -> Generation:
         """The generation of an answer that another connection began."""
-        names = _names(group, num_choices)
+        names = request_ids(group, num_choices)
         origin = Followed(self.broker, self.pump, model.card, names, ticket)
         backlog = model.card.max_model_len * num_choices  # what is read again may come all at once
         return self._generation(origin, model, options, prompt_tokens, names, ticket, backlog)
@@ -175,7 +179,7 @@ class Services:
         return [
             GenerationRequest(
                 id=names[place],
-                model=question.model.card.id,
+                model=question.model.card.pool,
                 prompt=question.prompts[place // n],
                 sampling=msgspec.structs.replace(_bounded(caller, question, place // n), seed=seed),
                 gateway=self.broker.boot_id,
@@ -188,19 +192,20 @@ class Services:
                 weight=tenant.weight,
                 logged=logged,
                 prediction=question.prediction,
-                account=tenant.account,
+                account=tenant.account_for(question.model.card),
                 copy=place % n > 0,
                 traceparent=traceparent,
                 sent_ms=sent_ms,
+                adapter=question.model.card.adapter,
             )
             for place, seed in enumerate(drawn)
         ]
 
-    def admission(self, tenant: Tenant, model: str, group: str, parts: Sequence[Part]) -> Admission | None:
+    def admission(self, tenant: Tenant, card: ModelCard, group: str, parts: Sequence[Part]) -> Admission | None:
         """The way in for requests whose ids begin with `group`; None: no limits are kept for the tenant."""
         if self.tenancy is None or tenant.caller is None:
             return None
-        return self.tenancy.admission(tenant.caller, model, group, parts, in_batch=tenant.queue == "batch")
+        return self.tenancy.admission(tenant.caller, card.id, card.pool, group, parts, in_batch=tenant.queue == "batch")
 
     def check_choices(self, num_prompts: int, n: int, param: str = "n") -> None:
         """Refuse a request for more choices than one client may occupy at once; `param` is what `n` is called."""
@@ -226,7 +231,3 @@ def _bounded(caller: Caller | None, question: Question, place: int) -> SamplingP
         is_explicit=explicit,
     )
     return msgspec.structs.replace(params, max_tokens=most, min_tokens=min(params.min_tokens, most))
-
-
-def _names(group: str, num_choices: int) -> list[str]:
-    return [f"{group}-{place}" for place in range(num_choices)]

@@ -59,7 +59,7 @@ async def vectors(
     group = f"embd-{secrets.token_hex(14)}"
     names = [f"{group}-{place}" for place in range(len(prompts))]
     parts = [Part(name, len(prompt), 0) for name, prompt in zip(names, prompts, strict=True)]
-    admission, queued = services.admission(tenant, model.card.id, group, parts), set[str]()
+    admission, queued = services.admission(tenant, model.card, group, parts), set[str]()
     if admission is not None:
         await admission.admit()
     traceparent, sent_ms = trace_fields()
@@ -70,7 +70,7 @@ async def vectors(
         for place in places:
             request = GenerationRequest(
                 id=names[place],
-                model=model.card.id,
+                model=model.card.pool,
                 prompt=prompts[place],
                 sampling=SamplingParams(max_tokens=0),
                 gateway=services.broker.boot_id,
@@ -80,9 +80,10 @@ async def vectors(
                 deadline_ms=int(deadline * 1000),
                 weight=tenant.weight,
                 pooling=model.card.pooling,
-                account=tenant.account,
+                account=tenant.account_for(model.card),
                 traceparent=traceparent,
                 sent_ms=sent_ms,
+                adapter=model.card.adapter,
             )
             queued.add(request.id)
             shaped[place] = shape(place, await _one(services, model, request))

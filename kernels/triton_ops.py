@@ -5,8 +5,9 @@ Moves what a step needs to the device in one piece and picks tiles. Knows no req
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -45,7 +46,7 @@ class StepPlan:
     positions: Tensor  # int32 [T]
     slots: Tensor  # int32 [T]
     angles: Tensor  # float32 [positions, D]
-    scale: float
+    scores: Scores
 
 
 class TritonOps:
@@ -112,8 +113,6 @@ class TritonOps:
     def plan_step(
         self, layout: RaggedLayout, positions: Tensor, angles: Tensor, kv: KVPools, num_heads: int, scores: Scores
     ) -> StepPlan:
-        if scores.window or scores.softcap:
-            raise ValueError("the Triton kernels have neither windows nor soft caps")
         group = num_heads // kv.num_kv_heads
         decode_tile = tile_for(self._sm, kv.head_dim, group, "decode", self._dtype.itemsize)
         prefill_tile = tile_for(self._sm, kv.head_dim, group, "prefill", self._dtype.itemsize)
@@ -134,7 +133,7 @@ class TritonOps:
             longest = max(lengths[: layout.decode_rows])
             decode = DecodeRows.build(layout.decode_rows, table, kv_lens, longest, (num_heads, kv.head_dim))
         prefill = PrefillRows(table, query_start, kv_lens, tiles) if cut else None
-        return StepPlan(decode, decode_tile, prefill, prefill_tile, places, slots, self._angles, scores.scale)
+        return StepPlan(decode, decode_tile, prefill, prefill_tile, places, slots, self._angles, scores)
 
     def _moved(self, *parts: Tensor) -> list[Tensor]:
         """Integers as int32 on the device, in one transfer. Each part begins at a multiple of 16 bytes: compiled
@@ -151,10 +150,11 @@ class TritonOps:
 
     def ragged_attention(self, q: Tensor, kv: KVPools, layer: int, plan: StepPlan) -> Tensor:
         out, pools = torch.empty_like(q), (kv.keys[layer], kv.values[layer])
+        scale, window, softcap = plan.scores.scale, plan.scores.window, plan.scores.softcap
         if plan.decode is not None:
-            decode_attention(q, *pools, plan.decode, out, plan.scale, plan.decode_tile)
+            decode_attention(q, *pools, plan.decode, out, scale, plan.decode_tile, window=window, softcap=softcap)
         if plan.prefill is not None:
-            prefill_attention(q, *pools, plan.prefill, out, plan.scale, plan.prefill_tile)
+            prefill_attention(q, *pools, plan.prefill, out, scale, plan.prefill_tile, window=window, softcap=softcap)
         return out.flatten(1)
 
     # --- per token ------------------------------------------------------------------------------------------------
@@ -174,7 +174,18 @@ class TritonOps:
     def pack_layers(self, layers: Sequence[LayerWeights]) -> list[LayerWeights]:
         return list(layers)
 
-    def run_layers(self, x: Tensor, layers: list[LayerWeights], eps: float, kv: KVPools, plan: StepPlan) -> Tensor:
+    def pack_low_ranks(self, pairs: Mapping[Any, Any], num_layers: int) -> None:
+        return None
+
+    def run_layers(
+        self,
+        x: Tensor,
+        layers: list[LayerWeights],
+        eps: float,
+        kv: KVPools,
+        plan: StepPlan,
+        adapted: Sequence[Any] = (),
+    ) -> Tensor:
         """What a layer adds to x is added where the next norm reads x."""
         delta: Tensor | None = None
         for index, layer in enumerate(layers):

@@ -41,10 +41,8 @@ def _model(config: EngineConfig) -> Iterator[Finding]:
         yield fail("model", str(error), "change the option that is named")
     else:
         yield ok("model", f"{planned.name}: {planned.source.path}")
-        tokens = planned.num_blocks * config.block_size
-        yield ok(
-            "memory", f"{show_size(planned.kv_bytes)} for {tokens} tokens of KV; {show_size(available())} are free"
-        )
+        tokens, free = planned.kv_tokens, show_size(available())
+        yield ok("memory", f"{show_size(planned.kv_bytes)} for {tokens} tokens of KV; {free} are free")
 
 
 def _kernels(config: EngineConfig) -> Iterator[Finding]:

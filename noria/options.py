@@ -16,7 +16,7 @@ from pydantic import AliasChoices, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, SettingsError
 
-from noria.engine.wire.settings import CONFIG_VARIABLE
+from noria.engine.wire.settings import CONFIG_VARIABLE, REPEATABLE
 
 Settings = TypeVar("Settings", bound=BaseSettings)
 
@@ -69,7 +69,7 @@ def build(settings: type[Settings], given: Mapping[str, Any]) -> Settings:
 
     Raises BadSetting for the first value that does not fit.
     """
-    chosen = only(settings, given)
+    chosen = {name: _joined(value) for name, value in only(settings, given).items()}
     try:
         return settings(**{_key(settings, name): value for name, value in chosen.items()})
     except SettingsError as error:
@@ -95,7 +95,9 @@ def as_arguments(settings: type[BaseSettings], given: Mapping[str, Any]) -> list
     for name, value in only(settings, given).items():
         if name in ENVIRONMENT_ONLY:
             continue
-        if isinstance(value, bool):
+        if isinstance(value, list):
+            arguments += [f"{flag(name)}={item}" for item in value]
+        elif isinstance(value, bool):
             arguments.append(flag(name) if value else flag(f"no_{name}"))
         else:
             arguments += [f"{flag(name)}={value}"]
@@ -124,8 +126,15 @@ def _option(name: str, info: FieldInfo, title: str, variables: list[str]) -> Any
     return typer.Option(names, help=f"{info.description}. ({'; '.join(notes)})", rich_help_panel=title)
 
 
+def _joined(value: Any) -> Any:
+    """What the settings take for an option that was given several times."""
+    return ",".join(value) if isinstance(value, list) else value
+
+
 def _plain_type(info: FieldInfo) -> Any:
     annotation = info.annotation
+    if REPEATABLE in info.metadata:
+        return list[str]
     if get_origin(annotation) is Literal and all(isinstance(choice, str) for choice in get_args(annotation)):
         return annotation
     return annotation if annotation in (bool, int, float) else str

@@ -203,7 +203,8 @@ class Replay:
         while self._queue and requests > 0:
             arrival = self._queue[0].arrival
             output = arrival.max_tokens if scheduler.policy.reserve_output else 1
-            cost = scheduler.kv.blocks_for(arrival.prompt + output)
+            at_once = arrival.prompt if scheduler.policy.whole_prompts else 0
+            cost = scheduler.kv.groups.most(arrival.prompt + output, at_once=at_once)
             if cost > blocks:
                 return
             request = Request(

@@ -5,7 +5,6 @@ Knows the three roles and how they find each other; not how any of them works.
 
 from __future__ import annotations
 
-import asyncio
 import http.client
 import json
 import os
@@ -25,10 +24,7 @@ from noria.engine.config import EngineConfig
 from noria.engine.models.errors import ModelError
 from noria.engine.models.source import resolve
 from noria.engine.wire import logs
-from noria.engine.wire.connection import BrokerUnavailable, Store
 from noria.gateway.config import GatewaySettings
-from noria.gateway.errors import GatewayError
-from noria.gateway.tenancy.bootstrap import WrongPepper, bootstrap, has_admin
 from noria.kept_settings import keep
 from noria.options import as_arguments, build, in_environment
 from noria.ports import listenable
@@ -38,7 +34,7 @@ from noria.supervisor import EXIT_CONFIGURATION, EXIT_FAILED, Supervisor
 ENGINE_MARGIN = 15.0  # on top of the engine's own time to drain: to end an iteration and hand its requests back
 STORE_STOP_SECONDS = 10.0  # to write its file
 GATEWAY_MARGIN = 15.0  # on top of the gateway's own time for open answers: last words, also to a store that hangs
-PROBE_INTERVAL = 0.25
+PROBE_INTERVAL = 0.1
 REMIND_INTERVAL = 30.0
 
 
@@ -66,7 +62,7 @@ def serve(given: Mapping[str, Any], state_dir: Path | None) -> int:
     pepper = gateway.key_pepper.get_secret_value() or _kept_pepper(folder)
     given_url = "redis_url" in given or in_environment(EngineConfig, "redis_url")
     if given_url:
-        _check_redis(engine.redis_url)
+        _check_store(engine.redis_url)
         store = None
     else:
         store = _open_store(folder)
@@ -93,6 +89,9 @@ def serve(given: Mapping[str, Any], state_dir: Path | None) -> int:
 
     def text(served: str | None) -> str:
         command = "noria keys bootstrap" + (f" --state-dir {state_dir}" if state_dir is not None else "")
+        # Here and below: the store's client takes most of a second to load, which the children need not wait for.
+        from noria.first_contact import first_admin_key
+
         admin = first_admin_key(store.url if store else engine.redis_url, pepper, command)
         return ready_text(address.base_url, served or model, key, str(key_file), admin)
 
@@ -239,20 +238,6 @@ def _reason(body: bytes) -> str:
         return body.decode(errors="replace").strip()[:200]
 
 
-def first_admin_key(redis_url: str, pepper: str, command: str) -> str | None:
-    """A line about the first admin key: the key itself on a terminal, for this once; None where there was one. What is
-    no terminal may be a log, and no key belongs there: `command` makes one."""
-    try:
-        if not sys.stdout.isatty():
-            return None if asyncio.run(has_admin(redis_url, pepper)) else f"none yet: {command} makes it"
-        made = asyncio.run(bootstrap(redis_url, pepper))
-    except WrongPepper as error:
-        return f"{error}: give it in NORIA_KEY_PEPPER"
-    except (BrokerUnavailable, GatewayError) as error:
-        return f"not made ({error}); {command} makes it"
-    return None if made is None else f"{made}   (for the admin API; shown this once)"
-
-
 def _free_port(host: str, port: int) -> int:
     """The port itself if it can be listened on; for 0 one that can."""
     try:
@@ -299,15 +284,13 @@ def _open_store(folder: Path) -> EmbeddedStore:
         raise CannotStart(str(error), EXIT_FAILED) from None
 
 
-def _check_redis(url: str) -> None:
+def _check_store(url: str) -> None:
     """Raises CannotStart unless a store answers at `url`."""
+    from noria.first_contact import StoreAway, check_store
+
     try:
-        store = Store(url)
+        check_store(url)
     except ValueError as error:
         raise CannotStart(f"--redis-url: {error}", EXIT_CONFIGURATION) from None
-    try:
-        store.run(("PING",))
-    except BrokerUnavailable as error:
-        raise CannotStart(f"Redis cannot be reached at {' '.join(str(error).split())}", EXIT_FAILED) from None
-    finally:
-        store.close()
+    except StoreAway as error:
+        raise CannotStart(f"Redis cannot be reached at {error}", EXIT_FAILED) from None

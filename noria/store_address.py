@@ -6,14 +6,17 @@ Knows addresses and files; nothing of what the store holds.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from noria.embedded_store import StoreError, default_state_dir, running_store
 from noria.engine.config import EngineConfig
-from noria.engine.wire.broker import BrokerUnavailable
 from noria.gateway.config import GatewaySettings
 from noria.gateway.tenancy.credentials import MIN_PEPPER
 from noria.options import build, in_environment
 from noria.supervisor import EXIT_CONFIGURATION, EXIT_FAILED
+
+if TYPE_CHECKING:  # the store's client takes most of a second to load
+    from noria.engine.wire.broker import BrokerUnavailable
 
 KEY_FILE = "api-key"
 PEPPER_FILE = "key-pepper"
@@ -61,8 +64,8 @@ def key_pepper(state_dir: Path | None) -> str:
     except OSError:
         kept = ""
     if len(kept) < MIN_PEPPER:
-        message = f"no key pepper: set NORIA_KEY_PEPPER, or start noria serve once, which keeps one in {path}"
-        raise CannotShow(message, EXIT_CONFIGURATION)
+        message = "no key pepper: set NORIA_KEY_PEPPER, or NORIA_KEY_PEPPER_FILE to a file that holds it"
+        raise CannotShow(f"{message}, or start noria serve once, which keeps one in {path}", EXIT_CONFIGURATION)
     return kept
 
 

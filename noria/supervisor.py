@@ -23,6 +23,7 @@ FIRST_DELAY = 0.5  # seconds before the first restart; doubled at each further o
 LONGEST_DELAY = 10.0
 HEALTHY_AFTER = 30.0  # a child that lived this long starts again from the first delay
 TICK = 0.1
+IMPATIENT_TICK = 0.01  # while a child holds back those after it
 
 
 @dataclass
@@ -40,7 +41,7 @@ class _Post:
 class Supervisor:
     """`run()` blocks until a signal or a final failure, and leaves no process behind.
 
-    `say` gets one line per event; `on_tick` is called about every 0.1 s while the children run, `on_stop` once when
+    `say` gets one line per event; `on_tick` is called every 0.1 s or sooner while the children run, `on_stop` once when
     they are about to be stopped. `hangup_reloads`: SIGHUP goes to the children that reload, and ends nothing.
     """
 
@@ -88,14 +89,16 @@ class Supervisor:
 
     def _watch(self) -> int:
         while not self._signals:
+            tick = TICK
             for post in self._posts:
                 code = self._attend(post)
                 if code is not None:
                     return code
                 if not post.was_ready:
+                    tick = IMPATIENT_TICK
                     break  # those after it wait
             self._on_tick()
-            read_lines(self._selector, TICK)
+            read_lines(self._selector, tick)
         return 0
 
     def _attend(self, post: _Post) -> int | None:

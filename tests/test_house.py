@@ -173,13 +173,17 @@ def no_circle(house: Tree) -> list[str]:
     return complaints
 
 
+LATE = {("noria/serve.py", "noria.first_contact")}
+"""Imports that wait until the children have been started: who asks for the store's client delays them."""
+
+
 def imports_at_the_top(house: Tree) -> list[str]:
     return [
         _complain(file, found.line, f"import of {found.module} inside a function")
         for file in house.values()
         if not file.is_in("noria/cli.py", "noria/commands.py")
         for found in file.imports
-        if found.in_function and not within(found.module, *OPTIONAL_EXTRAS)
+        if found.in_function and not within(found.module, *OPTIONAL_EXTRAS) and (file.path, found.module) not in LATE
     ]
 
 

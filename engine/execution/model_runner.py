@@ -5,7 +5,7 @@ Holds weights and KV tensors and nothing else; knows no requests, no policy and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -15,7 +15,9 @@ from noria.engine.execution.ragged import FlatBatch, flatten
 from noria.engine.execution.sampler import logprobs, sample, token_logprob
 from noria.engine.execution.step import RowInput, RowOutput, StepInput
 from noria.engine.models.decoder import Model
+from noria.engine.models.lora import Adapter
 from noria.engine.wire.messages import TokenLogprob
+from noria.kernels.low_rank import AdaptedRows
 from noria.kernels.pools import KVPools
 
 PROMPT_LOGITS = 64
@@ -23,12 +25,23 @@ PROMPT_LOGITS = 64
 
 
 class ModelRunner:
-    """A model and its KV pools. `execute` is called by one thread at a time."""
+    """A model, its KV pools, and the loaded adapters by their digests, which somebody else adds and takes away.
+    `execute` is called by one thread at a time."""
 
-    def __init__(self, model: Model, kv: KVPools, block_size: int) -> None:
+    def __init__(
+        self,
+        model: Model,
+        kv: KVPools,
+        block_size: int,
+        adapters: Mapping[str, Adapter] | None = None,
+        num_groups: int = 1,
+    ) -> None:
+        """`num_groups`: groups of layers that have blocks of their own in the KV cache."""
+        self._num_groups = num_groups
         self._model = model
         self._kv = kv
         self._block_size = block_size
+        self._adapters = {} if adapters is None else adapters
 
     def execute(self, step: StepInput) -> list[RowOutput]:
         """One iteration; outputs in the order of `step.rows`."""
@@ -36,11 +49,15 @@ class ModelRunner:
         return self.choose(step, batch, self.hidden(batch))
 
     def flatten(self, step: StepInput) -> FlatBatch:
-        return flatten(step, self._block_size)
+        return flatten(step, self._block_size, self._num_groups)
 
     def hidden(self, batch: FlatBatch, before: Tensor | None = None) -> Tensor:
         """[T, C] behind this rank's layers. `before`: what the pipeline stage before gave; it may be overwritten."""
-        return self._model.hidden_states(batch.token_ids, batch.positions, self._kv, batch.layout, before)
+        adapted = [
+            AdaptedRows(self._adapters[digest].pairs, self._adapters[digest].packed, start, stop)
+            for digest, start, stop in batch.adapted
+        ]
+        return self._model.hidden_states(batch.token_ids, batch.positions, self._kv, batch.layout, before, adapted)
 
     def contribute(self, step: StepInput, batch: FlatBatch, hidden: Tensor) -> None:
         """This shard's part in the logits that `choose` computes where tokens are chosen, in the same order."""

@@ -58,9 +58,11 @@ class Pooling(msgspec.Struct, frozen=True):
 class RowInput(msgspec.Struct, frozen=True):
     """New tokens of one request: `token_ids` stand at positions `start`, `start + 1`, …
 
+    `blocks` are those of the KV cache: of each page one for every group of layers, negative where it was given back.
     The last `len(draft)` tokens of a decode row are guesses: how the token after each of them is chosen. The row gives
     the tokens that are chosen as long as they are the guessed ones, and one more.
     `prompt_targets` are the tokens that the row's positions should have predicted, for prompt log-probabilities.
+    `adapter` is the digest of the LoRA adapter that the row is computed with; empty: the model alone.
     """
 
     token_ids: list[int]
@@ -71,6 +73,7 @@ class RowInput(msgspec.Struct, frozen=True):
     prompt_alternatives: int = 0
     pooling: Pooling | None = None
     draft: list[Sampling] = []
+    adapter: str = ""
 
 
 class StepInput(msgspec.Struct, frozen=True):

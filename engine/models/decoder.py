@@ -5,8 +5,10 @@ Knows layers and tensors; not batches, requests, files or the scheduler.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import cached_property
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -15,6 +17,7 @@ from noria.engine.models.rope import RotaryAngles
 from noria.engine.models.spec import ModelSpec
 from noria.kernels.layers import LayerForm, LayerWeights, Norm, normed, run_layers
 from noria.kernels.layout import RaggedLayout
+from noria.kernels.low_rank import AdaptedOps, AdaptedRows, with_slots
 from noria.kernels.ops import Ops, Scores
 from noria.kernels.pools import KVPools
 
@@ -38,7 +41,13 @@ class Model(Protocol):
     ops: Ops
 
     def hidden_states(
-        self, token_ids: Tensor, positions: Tensor, kv: KVPools, layout: RaggedLayout, x: Tensor | None = None
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        kv: KVPools,
+        layout: RaggedLayout,
+        x: Tensor | None = None,
+        adapted: Sequence[AdaptedRows] = (),
     ) -> Tensor: ...
 
     def final(self, hidden: Tensor) -> Tensor: ...
@@ -49,8 +58,9 @@ class Model(Protocol):
 class Decoder:
     """A decoder-only model with grouped-query attention, as its spec describes it. Holds weights only.
 
-    Layers of Llama's form go through the backend's fused `run_layers`; others are composed of the same operations, with
-    a plan for each kind of attention that the layers have among them.
+    Layers of Llama's form go through the backend's fused `run_layers`; others, and steps with adapters that it knows
+    nothing of, are composed of the same operations, with a plan for each kind of attention and group of the KV cache
+    that the layers have among them.
     """
 
     def __init__(self, spec: ModelSpec, weights: DecoderWeights, ops: Ops) -> None:
@@ -72,6 +82,7 @@ class Decoder:
             for rope, window in dict.fromkeys(kinds)
         ]
         self._attention_of = [list(dict.fromkeys(kinds)).index(kind) for kind in kinds]
+        self._ungrouped = [(kind, 0) for kind in self._attention_of]
 
     def forward(
         self, token_ids: Tensor, positions: Tensor, kv: KVPools, layout: RaggedLayout, logit_rows: Tensor
@@ -81,25 +92,42 @@ class Decoder:
 
     @torch.inference_mode()
     def hidden_states(
-        self, token_ids: Tensor, positions: Tensor, kv: KVPools, layout: RaggedLayout, x: Tensor | None = None
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        kv: KVPools,
+        layout: RaggedLayout,
+        x: Tensor | None = None,
+        adapted: Sequence[AdaptedRows] = (),
     ) -> Tensor:
         """Run T tokens through the stack, writing their keys and values into `kv`; [T, hidden].
 
         token_ids and positions int64 [T], flattened as `layout` says; positions count from 0 in each row.
         Hidden states are the operations' own: on their device and in their precision. `x`: those of the pipeline stage
-        before, which take the place of the tokens' embeddings and may be overwritten.
+        before, which take the place of the tokens' embeddings and may be overwritten. `adapted`: the tokens of each
+        adapter; the model's own are the rest, and have the same bits as without any.
         """
         if x is None:
             x = self._embedded(token_ids, positions)
         longest = int(positions.max()) + 1 if len(positions) else 0
-        plans = [
-            self.ops.plan_step(layout, positions, angles.up_to(longest), kv, self.spec.num_heads, scores)
-            for angles, scores in self._attentions
-        ]
-        if self._fused is not None:
-            return self.ops.run_layers(x, self._fused, self.spec.norm_eps, kv, plans[0])
-        each = [plans[kind] for kind in self._attention_of]
+        places = list(zip(self._attention_of, kv.groups, strict=True)) if kv.groups else self._ungrouped
+        plans: dict[tuple[int, int], Any] = {}
+        for kind, group in dict.fromkeys(places):
+            angles, scores = self._attentions[kind]
+            plans[kind, group] = self.ops.plan_step(
+                layout.of(group), positions, angles.up_to(longest), kv, self.spec.num_heads, scores
+            )
+        if self._fused is not None and all(rows.packed is not None for rows in adapted):
+            return self.ops.run_layers(x, self._fused, self.spec.norm_eps, kv, plans[0, 0], adapted)
+        each = [plans[place] for place in places]
+        if adapted:
+            ops = cast(Ops, AdaptedOps(self.ops, adapted))
+            return run_layers(ops, x, self._slotted, self._form, kv, each)
         return run_layers(self.ops, x, self._weights.layers, self._form, kv, each)
+
+    @cached_property
+    def _slotted(self) -> list[LayerWeights]:
+        return with_slots(self._weights.layers)
 
     @torch.inference_mode()
     def final(self, hidden: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ Slower than our own layers, and in float32 on the CPU. Knows transformers' atten
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
@@ -23,6 +24,7 @@ from noria.engine.models.errors import ModelError
 from noria.engine.models.safetensors_checkpoint import read_json
 from noria.engine.models.spec import LayerSpec, ModelSpec
 from noria.kernels.layout import RaggedLayout
+from noria.kernels.low_rank import AdaptedRows
 from noria.kernels.ops import Ops, Scores
 from noria.kernels.pools import KVPools
 
@@ -42,17 +44,18 @@ class _Step:
     layout: RaggedLayout
     positions: Tensor
     windows: tuple[int, ...]  # by layer
-    plans: dict[Scores, Any] = field(default_factory=dict)
+    plans: dict[tuple[Scores, int], Any] = field(default_factory=dict)
     layers: set[int] = field(default_factory=set)  # that have asked
 
-    def plan(self, scores: Scores, num_heads: int) -> Any:
-        if scores not in self.plans:
+    def plan(self, scores: Scores, num_heads: int, group: int) -> Any:
+        if (scores, group) not in self.plans:
             # The module has rotated queries and keys already: here they turn by nothing.
             half = self.kv.head_dim // 2
             still = torch.cat((torch.ones(1, half), torch.zeros(1, half)), dim=1)
             nowhere = torch.zeros_like(self.positions)
-            self.plans[scores] = self.ops.plan_step(self.layout, nowhere, still, self.kv, num_heads, scores)
-        return self.plans[scores]
+            layout = self.layout.of(group)
+            self.plans[scores, group] = self.ops.plan_step(layout, nowhere, still, self.kv, num_heads, scores)
+        return self.plans[scores, group]
 
 
 _current: ContextVar[_Step] = ContextVar("step")
@@ -71,9 +74,12 @@ def _attend(
     if key.shape != value.shape or key.shape[1::2] != (step.kv.num_kv_heads, step.kv.head_dim):
         raise ModelError(f"layer {layer} has keys {list(key.shape)} and values {list(value.shape)}: not supported")
     step.layers.add(layer)
-    window = told.get("sliding_window") or step.windows[layer]
+    window, kept = told.get("sliding_window") or step.windows[layer], step.windows[layer]
+    if kept and window > kept:
+        raise ModelError(f"layer {layer} sees {window} tokens where its configuration says {kept}: not supported")
     scale = told.get("scaling") or query.shape[3] ** -0.5
-    plan = step.plan(Scores(float(scale), int(window), float(told.get("softcap") or 0.0)), heads)
+    scores = Scores(float(scale), int(window), float(told.get("softcap") or 0.0))
+    plan = step.plan(scores, heads, step.kv.group_of(layer))
     qkv = torch.cat((query, key, value), dim=1)[0].transpose(0, 1).flatten(1)  # [T, (Hq + 2 Hk) * D]
     queries = step.ops.rope_write_kv(qkv.contiguous(), step.kv, layer, plan)
     attended = step.ops.ragged_attention(queries, step.kv, layer, plan)
@@ -173,7 +179,13 @@ class ForeignDecoder:
 
     @torch.inference_mode()
     def hidden_states(
-        self, token_ids: Tensor, positions: Tensor, kv: KVPools, layout: RaggedLayout, x: Tensor | None = None
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        kv: KVPools,
+        layout: RaggedLayout,
+        x: Tensor | None = None,
+        adapted: Sequence[AdaptedRows] = (),
     ) -> Tensor:
         hidden, _ = self._run(token_ids, positions, kv, layout)
         return hidden

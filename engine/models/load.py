@@ -1,4 +1,4 @@
-"""Load a model: weights, shape, tokenizer and fingerprint; or its shape alone, from the headers.
+"""Load a model: weights, shape and fingerprint; or its tokenizer alone, or its shape, from the headers.
 
 Knows the two kinds of checkpoint and nothing of who runs the model.
 """
@@ -35,7 +35,6 @@ class LoadedModel:
 
     model: Model
     spec: ModelSpec
-    tokenizer_files: TokenizerFiles
     fingerprint: str
 
 
@@ -65,6 +64,14 @@ def stored_bytes(source: ModelSource, parallel: Parallel = WHOLE) -> int:
     return sum(checkpoint.num_bytes(name) for name in tensor_names(checkpoint.spec(), _ends(parallel)))
 
 
+def tokenizer_files(source: ModelSource) -> TokenizerFiles:
+    """What gateways need to speak for the model: small, and there without its weights. Raises ModelError where there is
+    none, without which a model cannot be served."""
+    if source.kind == "gguf":
+        return gguf_tokenizer_files(GGUFCheckpoint(source.path).file)
+    return hf_tokenizer_files(source.path)
+
+
 def load(
     source: ModelSource,
     ops: Ops,
@@ -84,16 +91,12 @@ def load(
     if is_foreign(source):
         return _load_foreign(source, ops, precision, parallel, progress)
     whole = open_checkpoint(source)
-    # The tokenizer first: it is small, and a model without one cannot be served.
-    tokenizer_files = (
-        gguf_tokenizer_files(whole.file) if isinstance(whole, GGUFCheckpoint) else hf_tokenizer_files(source.path)
-    )
     model = build_decoder(
         whole, ops, progress=progress, precision=precision, parallel=parallel, shards=shards, max_len=max_len
     )
     spec = whole.spec().for_length(max_len or whole.spec().max_len)
     fingerprint = _fingerprint(spec, whole, ops, precision, parallel.tp)
-    return LoadedModel(model, spec, tokenizer_files, fingerprint)
+    return LoadedModel(model, spec, fingerprint)
 
 
 def _load_foreign(
@@ -105,11 +108,11 @@ def _load_foreign(
 ) -> LoadedModel:
     if precision != AS_STORED or parallel.size > 1:
         raise ModelError(f"{source.path}: --dtype, --quantize, --tp and --pp are for models that we compute ourselves")
-    foreign, tokenizer_files = _foreign(), hf_tokenizer_files(source.path)
+    foreign = _foreign()
     model = foreign.ForeignDecoder(source.path, foreign.foreign_spec(source.path), ops)
     if progress is not None:
         progress(source.size_bytes, source.size_bytes)
-    return LoadedModel(model, model.spec, tokenizer_files, foreign.fingerprint_of(model))
+    return LoadedModel(model, model.spec, foreign.fingerprint_of(model))
 
 
 def _foreign() -> ModuleType:

@@ -19,7 +19,7 @@ from noria.engine.scheduling.preemption import (
     make_way,
     may_give_way,
 )
-from noria.engine.scheduling.request import Request
+from noria.engine.scheduling.request import HOLE, Request
 
 WATERMARK = 0.01  # share of the pool that admission leaves free under `paged`, for the running requests to grow into
 
@@ -85,11 +85,16 @@ class Admission:
             self._enter(request, prefix)
 
     def _prefix(self, request: Request) -> list[int]:
-        return [] if self._policy.reserve_output else self._kv.cached_prefix(request)
+        return self._kv.cached_prefix(request) if self._shares(request) else []
+
+    def _shares(self, request: Request) -> bool:
+        """Whether it may have blocks together with others. With windows, not if its whole output is reserved: what it
+        lets go of must be free for what it goes on with."""
+        return not (self._policy.reserve_output or (self._kv.is_windowed and is_protected(request)))
 
     def _is_read_by_another(self, request: Request, prefix: list[int]) -> bool:
         """Whether one before `request` is computing what it would compute next."""
-        if self._policy.reserve_output or not request.reuse_prefix:
+        if not request.reuse_prefix or not self._shares(request):
             return False
         reader = self._kv.reader_after(request, prefix)
         return reader is not None and reader.order < request.order
@@ -103,7 +108,14 @@ class Admission:
         """Free blocks that are used up when `request` is admitted on `prefix`."""
         # Room for one more token than is known: else the first decode might preempt what was just admitted.
         tokens = max(self._reserved(request), min(request.num_tokens + 1, request.num_total))
-        return self._kv.blocks_for(tokens) - len(prefix) + self._kv.free_among(prefix)
+        groups = self._kv.groups
+        computed = len(prefix) // groups.num * groups.block_size
+        most = groups.most(tokens, num_computed=computed, at_once=self._at_once(request))
+        return most - len(prefix) + prefix.count(HOLE) + self._kv.free_among(prefix)
+
+    def _at_once(self, request: Request) -> int:
+        """Tokens of its first iteration, where the token budget does not bind it; else 0."""
+        return request.num_tokens if self._policy.whole_prompts else 0
 
     def _margin(self, request: Request) -> int:
         """Blocks that stay free for the running requests to grow into. Before one that was preempted comes back there
@@ -114,7 +126,8 @@ class Admission:
 
     def _enter(self, request: Request, prefix: list[int]) -> None:
         self._kv.take_prefix(request, prefix)
-        self._kv.grow(request, self._reserved(request))
+        request.is_private = not self._shares(request)
+        self._kv.reserve(request, self._reserved(request), self._at_once(request))
         if request.num_preemptions:
             self.preemptions.recomputed += max(0, request.num_lost - request.num_computed)
         else:
@@ -130,15 +143,25 @@ class Admission:
     def grow(self, request: Request) -> bool:
         """Blocks for the newest token of `request`, taken from those behind it where none are free, the last one first.
         False when it has to wait: it keeps its blocks until somebody before it needs them."""
-        missing = self._kv.missing(request, request.num_tokens)
+        return self._grow(request, request.num_tokens)
+
+    def extend(self, request: Request, num_tokens: int) -> int:
+        """The same for so many more tokens of a prompt, or as many as there can be blocks for; returns their number."""
+        if not self._grow(request, request.num_computed + num_tokens):
+            num_tokens = self._kv.room_for(request) - request.num_computed
+            self._kv.grow(request, request.num_computed + num_tokens)
+        return num_tokens
+
+    def _grow(self, request: Request, num_tokens: int) -> bool:
+        self._kv.trim(request)
+        missing = self._kv.missing(request, num_tokens)
         while missing > self._kv.num_free:
             victim = next(r for r in reversed(self.running) if r is request or may_give_way(r))
             if victim is request:
                 return False
             self.preempt(victim)
             self.preemptions.memory += 1
-        if missing:
-            self._kv.grow(request, request.num_tokens)
+        self._kv.grow(request, num_tokens)
         return True
 
     def stretch(self, request: Request, num_tokens: int) -> int:
@@ -147,7 +170,7 @@ class Admission:
         wanted = request.num_tokens + num_tokens
         spare = 0 if self.waiting else max(0, self._kv.num_free - self._watermark)
         if self._kv.missing(request, wanted) > spare:
-            return min(num_tokens, len(request.blocks) * self._kv.block_size - request.num_tokens)
+            return min(num_tokens, request.num_slots - request.num_tokens)
         self._kv.grow(request, wanted)
         return num_tokens
 

@@ -22,6 +22,10 @@ class Policy:
         """Whether running requests may lose their blocks: what is reserved is kept."""
         return not self.reserve_output
 
+    def max_step(self, max_batch_tokens: int, max_draft: int) -> int:
+        """Tokens that a request computes in one iteration at most, prompts that are read whole left out."""
+        return 1 + max_draft if self.whole_prompts else max_batch_tokens
+
 
 POLICIES = {
     policy.name: policy

@@ -89,5 +89,5 @@ class Room:
         requests, blocks = self.requests, self.blocks
         for victim in lower_classes(running, class_rank):
             requests += 1
-            blocks += len(victim.blocks) - victim.num_shared
+            blocks += victim.num_own_blocks
         return Room.of(requests, blocks)

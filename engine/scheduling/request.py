@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 
 from noria.engine.scheduling.speculation import Drafter
 
+HOLE = -1
+"""Stands in a request's blocks for one that was given back."""
+
 
 @dataclass(slots=True, eq=False)
 class Request:
@@ -33,11 +36,16 @@ class Request:
     arrival: int = 0  # set by the scheduler; order within a class
     num_computed: int = 0  # tokens whose keys and values are in the cache
     num_cached: int = 0  # prompt tokens taken from the prefix cache at the first admission
-    blocks: list[int] = field(default_factory=list)
-    block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks, as far as hashed
-    num_registered: int = 0  # leading blocks already offered to the prefix cache
-    num_announced: int = 0  # leading blocks that others of the same prefix know to be coming
-    num_shared: int = 0  # leading blocks taken from the prefix cache
+    blocks: list[int] = field(default_factory=list)  # of each page one for every group of layers, or HOLE
+    num_slots: int = 0  # tokens that the blocks have room for, those behind a window included
+    num_holes: int = 0  # blocks given back because no layer of their group sees them any more
+    num_promised: int = 0  # further blocks that nobody else is given
+    num_reserved: int = 0  # tokens for which there are blocks or promises
+    is_private: bool = False  # its blocks are nobody else's
+    block_hashes: list[bytes] = field(default_factory=list)  # of the full pages, as far as hashed
+    num_registered: int = 0  # leading pages already offered to the prefix cache
+    num_announced: int = 0  # leading pages that others of the same prefix know to be coming
+    num_shared: int = 0  # leading blocks taken from the prefix cache, holes among them
     drafter: Drafter | None = None  # where the scheduler speculates
     in_flight: bool = False  # between select() and complete(): Orca's RUNNING
     cancelled: str | None = None  # the reason, when asked to end while in flight
@@ -73,6 +81,12 @@ class Request:
         """True when the only pending token is one that was sampled. The last chunk of a prompt is prefill even when
         it is a single token, so that chunking never changes which kernel computes a position."""
         return len(self.tokens) - self.num_computed == 1 and len(self.tokens) > self.num_prompt
+
+    @property
+    def num_own_blocks(self) -> int:
+        """Blocks held and promised, those from the prefix cache left out: others may hold them."""
+        own = len(self.blocks) - self.num_shared + self.num_promised
+        return own - self.blocks[self.num_shared :].count(HOLE) if self.num_holes else own
 
     @property
     def order(self) -> tuple[int, int]:

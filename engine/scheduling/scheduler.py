@@ -75,8 +75,9 @@ class Scheduler:
         total = request.num_total
         if total > self.max_model_len:
             raise CannotEverFit(f"{total} tokens asked for, the context holds {self.max_model_len}")
-        if self.kv.blocks_for(total) > self.kv.num_blocks:
-            size = self.kv.num_blocks * self.kv.block_size
+        at_once = request.num_tokens if self.policy.whole_prompts else 0
+        if self.kv.groups.most(total, at_once=at_once) > self.kv.num_blocks:
+            size = self.kv.groups.longest(self.kv.num_blocks, total, whole_prompts=self.policy.whole_prompts)
             raise CannotEverFit(f"{total} tokens asked for, the KV memory holds {size}")
         if request.id in self._by_id:
             raise ValueError(f"request {request.id} is already here")
@@ -138,8 +139,6 @@ class Scheduler:
         budget = self._read_on(reading, prefills, len(decodes), self.max_batch_tokens - len(decodes) - num_guesses)
         self._admit(prefills, len(decodes), budget)
         rows = decodes + prefills
-        for row in prefills:
-            row.request.in_flight = True
         return Batch(tuple(rows)) if rows else None
 
     def _row_limit(self) -> int:
@@ -155,7 +154,7 @@ class Scheduler:
         sample; after a draft, the guesses that were right and one more. Finished requests leave here, and their blocks
         are free for the next `select`."""
         progress: list[Progress] = []
-        block_size = self.kv.block_size
+        block_size, is_windowed = self.kv.block_size, self.kv.is_windowed
         for (request, start, count, _, samples, is_padding, draft), tokens in zip(batch.rows, sampled, strict=True):
             request.in_flight = False
             if is_padding:
@@ -169,6 +168,8 @@ class Scheduler:
             request.num_computed = start + count
             if start + count >= (request.num_registered + 1) * block_size:
                 self.kv.register(request)
+            if is_windowed:
+                self.kv.trim(request)
             if finish is None and samples:
                 progress.append(Progress(request, kept, None))
             elif finish is not None or not request.num_pending:  # no more to sample: it asked for no (more) tokens
@@ -199,22 +200,24 @@ class Scheduler:
         reading: list[Request] = []
         num_guesses = 0
         spare = self.max_batch_tokens - len(self.running)  # whoever runs has a token; guesses come from the rest
-        block_size, grow = self.kv.block_size, self._admission.grow
+        grow = self._admission.grow
         for request in list(self.running):
             if len(rows) == self._max_rows:
                 break
-            blocks = request.blocks
-            if request.in_flight or not blocks:  # no blocks: preempted just now for an earlier one
+            num_slots = request.num_slots
+            if request.in_flight or not num_slots:  # no blocks: preempted just now for an earlier one
                 continue
             num_tokens = len(request.tokens)
             num_output = num_tokens - request.num_prompt
             draft: tuple[int, ...] = ()
             if request.finish is not None:
+                if num_tokens > num_slots:
+                    grow(request)  # what was reserved
                 row = BatchRow(request, num_tokens - 1, 1, True, False, True, draft)
             elif num_tokens - request.num_computed != 1 or num_output <= 0:
                 reading.append(request)
                 continue
-            elif num_tokens <= len(blocks) * block_size or grow(request):
+            elif num_tokens <= num_slots or grow(request):
                 drafter = request.drafter
                 if drafter is not None and num_tokens >= drafter.resume_at:
                     draft = self._draft(request, drafter, spare - num_guesses)
@@ -240,6 +243,8 @@ class Scheduler:
         if num_decodes:
             budget = min(budget, self._beside(num_decodes, len(reading)))
         for request in reading[: self._max_rows - num_decodes]:
+            if not request.num_slots:  # preempted just now for one that reads before it
+                continue
             budget -= self._append_chunk(request, rows, budget)
         return budget
 
@@ -262,8 +267,11 @@ class Scheduler:
         """Append as many of the pending tokens as the budget allows; returns their number."""
         pending = request.num_pending
         chunk = pending if self.policy.whole_prompts else min(pending, budget)
+        if chunk > 0 and request.num_computed + chunk > request.num_slots:  # with windows, blocks come chunk by chunk
+            chunk = self._admission.extend(request, chunk)
         if chunk <= 0:
             return 0
+        request.in_flight = True
         samples = chunk == pending and request.wants_more
         rows.append(BatchRow(request, request.num_computed, chunk, is_decode=False, samples=samples))
         return chunk

@@ -54,6 +54,10 @@ _HELP = {
     ),
     "grammar_seconds_total": ("grammar_seconds", "Time spent compiling grammars"),
     "kernel_compiles_total": ("kernel_compiles", "GPU kernels compiled after the warm-up: there should be none"),
+    "adapters": ("adapters", "LoRA adapters that are loaded"),
+    "adapter_bytes": ("adapter_bytes", "Memory of the loaded adapters"),
+    "adapter_loads_total": ("adapter_loads", "Adapters loaded"),
+    "adapter_load_failures_total": ("adapter_load_failures", "Adapters that could not be loaded"),
     "draining": ("draining", "1 while the engine claims nothing more and ends what it has"),
 }
 _GAUGES = frozenset(
@@ -66,6 +70,8 @@ _GAUGES = frozenset(
         "kv_blocks_used",
         "kv_blocks_cached",
         "draining",
+        "adapters",
+        "adapter_bytes",
     )
 )
 _HISTOGRAMS: dict[str, tuple[tuple[float, ...], str]] = {

@@ -6,7 +6,6 @@ Knows queues and streams; knows nothing of HTTP, text or scheduling.
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 import secrets
 from collections.abc import AsyncIterator, Sequence
@@ -17,6 +16,7 @@ import msgspec
 import structlog
 
 from noria.engine.wire import backpressure, keys
+from noria.engine.wire.adapters import GatewayAdapterLists
 from noria.engine.wire.backpressure import QueueFull, QueueLimits, QueuePosition, TenantQueueFull
 from noria.engine.wire.connection import (
     CANCEL,
@@ -95,6 +95,7 @@ class GatewayBroker:
         self._limits = limits or QueueLimits()
         self._last_read: bytes = b"0-0"
         self._snapshots = PoolSnapshots(self._store)
+        self.adapters = GatewayAdapterLists(self._store)
         self._housekeeping: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -136,6 +137,14 @@ class GatewayBroker:
         """Every known pool, with or without engines; see `PoolSnapshots.models`."""
         return await self._snapshots.models()
 
+    def look_again(self) -> None:
+        """Let the next `models` ask the store."""
+        self._snapshots.look_again()
+
+    def announced(self) -> list[str]:
+        """Ids of pools whose engines are still loading, as `models` saw them last; their tokenizers are there."""
+        return self._snapshots.announced
+
     async def tokenizer(self, model_id: str) -> TokenizerFiles:
         """The model's tokenizer and template files. Raises KeyError for a pool that is not known."""
         (blob,) = await self._store.run(("GET", keys.tokenizer(model_id)))
@@ -160,7 +169,7 @@ class GatewayBroker:
         if reply[0] in (b"full", b"tenant_full"):
             if opened:
                 await self._store.run(("DEL", log_key))
-            raise backpressure.full(card.id, reply)
+            raise backpressure.full(card.pool, reply)
 
     def _enqueue(self, request: GenerationRequest, card: ModelCard) -> Command:
         max_tokens = request.sampling.max_tokens
@@ -168,14 +177,15 @@ class GatewayBroker:
         reserved = prompt + (max_tokens if card.reserve_output else min(max_tokens, 1))
         limits = self._limits
         return ENQUEUE(
-            keys.pool(card.id),
+            keys.pool(card.pool),
             request.id,
             encode(request),
             request.service_class,
             request.tenant,
             request.gateway,
-            math.ceil(reserved / card.block_size),
-            0 if card.reserve_output else card.block_size,
+            card.kv_blocks(reserved, prompt),
+            # With windows the cost is near its limit soon, and stays what it is when a request is put back.
+            0 if card.reserve_output or card.kv_limits else card.block_size,
             prompt,
             prompt + max_tokens,
             request.weight,
@@ -223,6 +233,11 @@ class GatewayBroker:
                 yield frames
             if any(frame.finish for frame in frames):
                 return
+
+    async def has_frames(self, request_id: str) -> bool:
+        """Whether an engine has begun to answer this logged request, as far as its log still says."""
+        (length,) = await self._store.run(("XLEN", keys.log(request_id)))
+        return int(length) > 1  # the first entry opens it
 
     async def remember(self, tenant: str, name: str, record: bytes, ttl: float) -> bytes | None:
         """Keep `record` under the tenant's `name` for `ttl` seconds, unless there is one: then that is returned.

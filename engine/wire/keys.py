@@ -32,6 +32,21 @@ def tokenizer(model_id: str) -> str:
     return pool(model_id) + "tokenizer"
 
 
+def engines(model_id: str) -> str:
+    """ZSET: engine -> when its lease ends, in milliseconds."""
+    return pool(model_id) + "engines"
+
+
+def adapters(model_id: str) -> str:
+    """HASH: the pool's LoRA adapters by name."""
+    return pool(model_id) + "adapters"
+
+
+def adapter_reports(model_id: str, engine_id: str) -> str:
+    """STRING: what an engine says became of the pool's adapters; it expires unless the engine renews it."""
+    return f"{pool(model_id)}adapter_reports:{engine_id}"
+
+
 def bell(model_id: str) -> str:
     """LIST of at most one element: an idle engine blocks here."""
     return pool(model_id) + "bell"

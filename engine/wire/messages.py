@@ -6,6 +6,7 @@ Every record is frozen and versioned by `WIRE_VERSION`; nothing is pickled. This
 from __future__ import annotations
 
 import enum
+from math import ceil
 
 import msgspec
 
@@ -22,6 +23,7 @@ class FinishReason(enum.StrEnum):
     LENGTH = "length"  # max_tokens, or the end of the model's context
     CANCELLED = "cancelled"  # asked for by the gateway
     EXPIRED = "expired"  # its deadline passed before it ended
+    OVERLOADED = "overloaded"  # not begun: it waited for its turn in vain, and may try again
     ERROR = "error"  # its own fault inside a step, or two engines died with it
 
 
@@ -63,6 +65,15 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     grammar: Grammar | None = None
 
 
+class AdapterRef(msgspec.Struct, frozen=True):
+    """A LoRA adapter: its name in the API, the folder where engines find it, and the digest of its files. An engine
+    that has not got it, be it started later, finds all that it needs here."""
+
+    name: str
+    path: str
+    digest: str
+
+
 class GenerationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """One prompt, one completion. `n > 1` and lists of prompts are several of these.
 
@@ -75,7 +86,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     vector of the prompt's hidden states instead of tokens. `prediction` is a guess of the output, to speculate on. The
     end of a request with an `account` is written to the pool's ledger; a `copy` is one more choice for a prompt that
     another request pays for. Who traces gives `traceparent`, the gateway's span as W3C writes it, and `sent_ms`, Unix
-    time in milliseconds.
+    time in milliseconds. With an `adapter` the pool's model computes the request under that one.
     """
 
     id: str
@@ -97,6 +108,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     copy: bool = False
     traceparent: str = ""
     sent_ms: int = 0
+    adapter: AdapterRef | None = None
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -157,14 +169,18 @@ REASONING_PARSERS = ("auto", "none", "think", "harmony")
 
 
 class ModelCard(msgspec.Struct, frozen=True):
-    """What a gateway must know of a model to validate, render and encode without having its files."""
+    """What a gateway must know of a model to validate, render and encode without having its files.
+
+    Gateways make cards of adapters from that of their pool's model: those have an `adapter` and the pool's id as
+    `base`.
+    """
 
     id: str
     aliases: tuple[str, ...]
     created: int  # Unix seconds
     max_model_len: int  # tokens, prompt and output together
     vocab_size: int
-    kv_tokens: int  # tokens that the whole KV pool holds: a request above this can never run
+    kv_tokens: int  # of the longest text that the KV pool holds: a request above this can never run
     block_size: int  # tokens per KV block
     eos_token_ids: tuple[int, ...]
     reserve_output: bool  # True where admission reserves prompt + max_tokens (policies static and orca)
@@ -177,6 +193,22 @@ class ModelCard(msgspec.Struct, frozen=True):
     reasoning_parser: str = "auto"  # one of REASONING_PARSERS
     sampling_defaults: dict[str, float] = {}  # of a request that is silent: temperature, top_p, top_k, ...
     wire_version: int = WIRE_VERSION
+    takes_adapters: bool = False  # whether LoRA adapters can be loaded beside it
+    adapter: AdapterRef | None = None
+    base: str = ""
+    kv_limits: tuple[int, ...] = ()
+    """Where layers have windows: for each group of them the KV blocks that a text holds there at most; 0: no limit."""
+
+    @property
+    def pool(self) -> str:
+        """The model whose engines compute this one."""
+        return self.base or self.id
+
+    def kv_blocks(self, num_tokens: int, num_prompt: int) -> int:
+        """KV blocks that a request of so many tokens holds at once at most."""
+        pages = ceil(num_tokens / self.block_size)
+        read = ceil(num_prompt / self.block_size) if self.reserve_output else 0  # prompts are read whole there
+        return sum(min(pages, max(limit, read)) if limit else pages for limit in self.kv_limits or (0,))
 
 
 class TokenizerFiles(msgspec.Struct, frozen=True):
@@ -228,6 +260,10 @@ class EngineStats(msgspec.Struct, frozen=True):
     grammar_cache_hits_total: int = 0
     grammar_seconds_total: float = 0.0  # from asking for a grammar that is not in the cache to the answer
     kernel_compiles_total: int = 0  # after the warm-up: each held up an iteration
+    adapters: int = 0  # loaded
+    adapter_bytes: int = 0
+    adapter_loads_total: int = 0
+    adapter_load_failures_total: int = 0
 
 
 class Claimed(msgspec.Struct, frozen=True):

@@ -20,6 +20,9 @@ from pydantic_settings import (
     SettingsError,
 )
 
+REPEATABLE = "repeatable"
+"""Marks a field that holds several values, with commas between them: its option may be given again and again."""
+
 CONFIG_VARIABLE = "NORIA_CONFIG"
 TABLES = ("gateway", "engine")
 SHARED = ("redis_url", "redis_tls_ca", "redis_tls_cert", "redis_tls_key")

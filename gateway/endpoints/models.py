@@ -1,8 +1,8 @@
 """GET /v1/models and GET /v1/models/{id}.
 
 The list holds models that can be used now and by this key, each under its id and under every alias, with the id as its
-`root`; a model whose engines are all away or draining is still found by name, with the status "unavailable". Knows no
-engine.
+`root`, and their adapters, with the model as their `parent`; a model whose engines are all away or draining is still
+found by name, with the status "unavailable". Knows no engine.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ async def models(services: ServicesDep, tenant: TenantDep) -> Response:
     await _look(services)
     directory, listed = services.directory, []
     for status in directory.live():
-        names = (status.card.id, *status.card.aliases)
-        if not tenant.may_use(status.card):
-            continue
-        # A name that two pools claim is the one's that requests by this name reach.
-        listed += [_shape(name, status) for name in dict.fromkeys(names) if directory.find(name) is status]
+        for name in dict.fromkeys((status.card.id, *status.card.aliases, *status.adapters)):
+            found = directory.find(name)
+            # A name that two pools claim is the one's that requests by this name reach.
+            if found is not None and found.card.pool == status.card.id and tenant.may_use(found.card):
+                listed.append(_shape(name, found))
     return _json({"object": "list", "data": listed})
 
 
@@ -47,11 +47,14 @@ async def model(model_id: str, services: ServicesDep, tenant: TenantDep) -> Resp
 
 @router.delete("/models/{model_id:path}")
 async def delete_model(model_id: str, services: ServicesDep, _: TenantDep) -> Response:
-    """Always refused: at OpenAI only fine-tuned models can be deleted, and here there are none."""
+    """Always refused: at OpenAI only fine-tuned models can be deleted. Adapters are whoever's who runs the place."""
     if services.directory.find(model_id) is None:
         await _look(services)
-    if services.directory.find(model_id) is None:
+    status = services.directory.find(model_id)
+    if status is None:
         raise not_found(model_id)
+    if status.card.adapter is not None:
+        raise Forbidden(f"'{model_id}' is an adapter: it goes by POST /v1/unload_lora_adapter.", param="model")
     raise Forbidden(f"The model '{model_id}' cannot be deleted: an engine serves it.", param="model")
 
 
@@ -69,6 +72,7 @@ def _shape(name: str, status: ModelStatus) -> dict[str, Any]:
         "created": card.created,
         "owned_by": "noria",
         "root": card.id,
+        "parent": card.base or None,
         "max_model_len": card.max_model_len,
         "aliases": list(card.aliases),
         "deterministic": card.deterministic,

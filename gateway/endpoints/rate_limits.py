@@ -53,4 +53,4 @@ async def change_rate_limit(
 
 
 def _models(services: Services, project: Project) -> list[str]:
-    return sorted({status.card.id for status in services.directory.models_now()} | project.limits.models.keys())
+    return sorted(set(services.directory.names()) | project.limits.models.keys())

@@ -16,7 +16,7 @@ import structlog
 from noria.engine.wire.broker import BrokerUnavailable
 from noria.engine.wire.watches import Watches
 from noria.gateway.dependencies import cancel_and_wait
-from noria.gateway.errors import DeadlineExpired, GatewayError, NotFound, StreamNotFound
+from noria.gateway.errors import DeadlineExpired, GatewayError, ModelNotFound, NotFound, StreamNotFound
 from noria.gateway.generation import Generation
 from noria.gateway.responses import ids, response
 from noria.gateway.responses.asking import reading
@@ -67,6 +67,7 @@ class Background:
             model=question.model.card.id,
             prompt_tokens=len(question.prompts[0]),
             until=created + self._services.settings.request_timeout,
+            base=card.base,
         )
         own = orjson.dumps(context.own_items(group))
         stored = StoredResponse(orjson.dumps(begun), own, context.chain, job)
@@ -88,7 +89,10 @@ class Background:
         """The answer of a background response, to be read once more from its beginning. Raises a `GatewayError`."""
         assert stored.job is not None
         request = parse(ResponseRequest, orjson.loads(stored.job.body))
-        model, options = await reading(self._services, request, stored.job.model)
+        try:
+            model, options = await reading(self._services, request, stored.job.model)
+        except ModelNotFound:  # an adapter that was unloaded: what is said reads as its model's words do
+            model, options = await reading(self._services, request, stored.job.pool)
         ticket = BackgroundTicket(self._shelves, self._watches, tenant, stored, request, model, options, following=True)
         group = str(stored.response["id"]).removeprefix(ids.RESPONSE)
         generation = self._services.following(model, options, [stored.job.prompt_tokens], 1, group, ticket)
@@ -106,7 +110,7 @@ class Background:
         if changed is None:
             raise NotFound(f"Response with id '{response_id}' not found.")
         if stored.job is not None and changed.response["status"] == "cancelled":
-            await self._services.broker.cancel(stored.job.model, _request_id(response_id))
+            await self._services.broker.cancel(stored.job.pool, _request_id(response_id))
             await self._watches.drop(watch_name(tenant, response_id))
         return changed.response
 
@@ -114,7 +118,7 @@ class Background:
         """The response with its state of this moment."""
         shown = stored.response
         if stored.job is not None and shown["status"] == "queued":
-            waiting = await self._services.broker.position(stored.job.model, _request_id(shown["id"]))
+            waiting = await self._services.broker.position(stored.job.pool, _request_id(shown["id"]))
             if waiting is None:
                 shown["status"] = "in_progress"
         return shown

@@ -31,6 +31,12 @@ class Job(msgspec.Struct, frozen=True):
     model: str
     prompt_tokens: int
     until: float  # Unix time after which nothing comes any more
+    base: str = ""  # the model of an adapter
+
+    @property
+    def pool(self) -> str:
+        """The model whose engines answer."""
+        return self.base or self.model
 
 
 class StoredResponse(msgspec.Struct, frozen=True, omit_defaults=True):

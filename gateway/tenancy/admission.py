@@ -52,6 +52,7 @@ class Admission:
         books: Books,
         caller: Caller,
         model: str,
+        pool: str,
         group: str,
         parts: Sequence[Part],
         *,
@@ -61,7 +62,7 @@ class Admission:
     ) -> None:
         self._books = books
         self._caller = caller
-        self._model = model
+        self._model, self._pool = model, pool
         self._group = group
         self._parts = parts
         self._in_batch = in_batch
@@ -73,7 +74,7 @@ class Admission:
         """Reserve. Returns the output tokens that each part may have, where a budget does not pay for all that it may
         use; else None. Raises `RateLimited`, `InvalidKey`, `Forbidden`, and BrokerUnavailable."""
         try:
-            await self._books.register(self._model)
+            await self._books.register(self._pool)
             return await self._reserve()
         except (BrokerUnavailable, StoreFault) as error:
             self._unavailable("admitted" if self._fail_open else "refused")
@@ -120,17 +121,17 @@ class Admission:
 
     async def _catch_up(self, reply: answers.Reply, found: Bounds) -> None:
         """Bring onto the books what has happened: ends, and where a queue is full, claims."""
-        await self._books.post((self._model,))
+        await self._books.post((self._pool,))
         if reply.what == "gate" and (gate := found.gates[reply.which - 1]).kind == WAITING:
             await self._books.note_claimed(self._caller.principal.organization.id, gate)
 
     async def _ask(self, principal: Principal, found: Bounds) -> answers.Reply | None:
-        tariff = await self._books.tariff(self._model) if found.budgets else Tariff()
+        tariff = await self._books.tariff(self._model, self._pool) if found.budgets else Tariff()
         spec = (
             self._group,
             principal.version,
             HOLD_MS,
-            self._model,
+            self._pool,
             [(part.id, part.input, part.output) for part in self._parts],
             [meter.packed() for meter in found.meters],
             [gate.packed() for gate in found.gates],

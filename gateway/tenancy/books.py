@@ -20,7 +20,7 @@ from noria.engine.wire import keys
 from noria.engine.wire.connection import AsyncStore, BrokerUnavailable, StoreFault, load_script
 from noria.gateway.tenancy import names
 from noria.gateway.tenancy.directory import Directory
-from noria.gateway.tenancy.ledger import Entry, read_entry
+from noria.gateway.tenancy.ledger import Entry, asked_for, read_entry
 from noria.gateway.tenancy.limits import Gate, Tariff
 from noria.gateway.tenancy.watches import Watch, watches_of
 
@@ -63,10 +63,11 @@ class Books:
         """A request has ended, or is about to."""
         self._soon.set()
 
-    async def tariff(self, model: str) -> Tariff:
+    async def tariff(self, model: str, base: str) -> Tariff:
+        """That of `base` where `model`, one of its adapters, has no price of its own."""
         until, known = self._tariffs.get(model, (0.0, Tariff()))
         if time.monotonic() >= until:
-            price = await self._directory.price(model)
+            price = await self._directory.price(model) or await self._directory.price(base)
             known = Tariff() if price is None else Tariff.of(price)
             self._tariffs[model] = time.monotonic() + FRESH_FOR, known
         return known
@@ -112,9 +113,9 @@ class Books:
             if not found:
                 return number
             entries: dict[str, list[Entry]] = {}
-            tariff = await self.tariff(model)
             for entry_id, flat in found:
-                entry = read_entry(model, entry_id, flat, tariff)
+                name = asked_for(flat, model)
+                entry = read_entry(name, entry_id, flat, await self.tariff(name, model))
                 if entry is not None:
                     entries.setdefault(entry.organization, []).append(entry)
             number += await _each(self._post_what_can_be(o, model, own) for o, own in entries.items())

@@ -61,7 +61,7 @@ def read_entry(model: str, place: bytes, flat: Any, tariff: Tariff) -> Entry | N
     """An entry of the model's ledger, priced; None for one that cannot be read."""
     try:
         found = _texts(flat)
-        organization, project, key = found.pop("account").split("/")
+        organization, project, key = found.pop("account").split("/", 3)[:3]
         fields: dict[str, Any] = {n: int(float(v)) if n in NUMBERS else v for n, v in found.items()}
         fields |= {"project": project, "key": key, "model": model}
         fields["cost"] = tariff.cost(fields["prompt"], fields["cached"], fields["output"])
@@ -72,6 +72,12 @@ def read_entry(model: str, place: bytes, flat: Any, tariff: Tariff) -> Entry | N
         log.error("an entry of a ledger cannot be read", model=model, place=place.decode(), reason=str(error))
         return None
     return Entry(place.decode(), organization, fields)
+
+
+def asked_for(flat: Any, model: str) -> str:
+    """What the entry's request asked for by name: an adapter that its account tells, or the ledger's model."""
+    account = _texts(flat).get("account", "").split("/", 3)
+    return account[3] if len(account) > 3 else model
 
 
 def kept_entry(flat: Any) -> dict[str, Any]:

@@ -67,12 +67,14 @@ class Tenancy:
         return Caller(await self.resolver.of_account(account), lambda: self.resolver.of_account(account))
 
     def admission(
-        self, caller: Caller, model: str, group: str, parts: Sequence[Part], *, in_batch: bool = False
+        self, caller: Caller, model: str, pool: str, group: str, parts: Sequence[Part], *, in_batch: bool = False
     ) -> Admission:
+        """`pool` is the model whose engines compute `model`: itself, or that of an adapter."""
         return Admission(
             self.books,
             caller,
             model,
+            pool,
             group,
             parts,
             in_batch=in_batch,

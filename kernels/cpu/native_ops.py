@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from noria.kernels.compiles import Compiles
+from noria.kernels.cpu import structs
 from noria.kernels.cpu.library import Unavailable
-from noria.kernels.cpu.pages import HugePages
-from noria.kernels.cpu.structs import Batch, Layer, Linear, Pools, Segment
+from noria.kernels.cpu.pages import HugePages, zeros_when_read
+from noria.kernels.cpu.structs import Adapted, Batch, Layer, Linear, Pools, Segment
 from noria.kernels.layers import LayerWeights
 from noria.kernels.layout import RaggedLayout
+from noria.kernels.low_rank import LINEARS, AdaptedRows, LowRank, Place
 from noria.kernels.ops import Scores
 from noria.kernels.pools import KVPools
 from noria.kernels.weights import GroupedWeight, Weight
@@ -65,7 +68,11 @@ class PackedLayers:
 class NativePools(KVPools):
     """`records` are what C is given, one for each layer."""
 
-    records: Any  # an array of Pools
+    records: Any = field(init=False)  # an array of Pools
+
+    def __post_init__(self) -> None:
+        records = [Pools(k.data_ptr(), v.data_ptr()) for k, v in zip(self.keys, self.values, strict=True)]
+        object.__setattr__(self, "records", (Pools * len(records))(*records))
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,10 +171,13 @@ class NativeOps:
         self, num_layers: int, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
     ) -> NativePools:
         pages = num_blocks * block_size // PAGE
-        keys = [torch.zeros(pages, num_kv_heads, head_dim, PAGE, dtype=dtype) for _ in range(num_layers)]
-        values = [torch.zeros(pages, num_kv_heads, PAGE, head_dim, dtype=dtype) for _ in range(num_layers)]
-        records = [Pools(k.data_ptr(), v.data_ptr()) for k, v in zip(keys, values, strict=True)]
-        return NativePools(keys, values, block_size, num_kv_heads, head_dim, (Pools * num_layers)(*records))
+
+        def zeros(*shape: int) -> Tensor:
+            return zeros_when_read(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
+
+        keys = [zeros(pages, num_kv_heads, head_dim, PAGE) for _ in range(num_layers)]
+        values = [zeros(pages, num_kv_heads, PAGE, head_dim) for _ in range(num_layers)]
+        return NativePools(keys, values, block_size, num_kv_heads, head_dim)
 
     def plan_step(
         self, layout: RaggedLayout, positions: Tensor, angles: Tensor, kv: KVPools, num_heads: int, scores: Scores
@@ -250,10 +260,27 @@ class NativeOps:
             records.append(Layer(*norms, *(packed.record for packed in linears)))
         return PackedLayers((Layer * len(records))(*records), list(layers))
 
-    def run_layers(self, x: Tensor, layers: PackedLayers, eps: float, kv: NativePools, plan: StepPlan) -> Tensor:
+    def pack_low_ranks(self, pairs: Mapping[Place, LowRank], num_layers: int) -> Any:
+        """An array of `structs.LowRank`; who holds the pairs keeps alive what they point to."""
+        records = (structs.LowRank * (num_layers * len(LINEARS)))()
+        for (layer, name), pair in pairs.items():
+            record = records[layer * len(LINEARS) + LINEARS.index(name)]
+            record.down, record.up = ctypes.pointer(pair.down.record), ctypes.pointer(pair.up.record)
+        return records
+
+    def run_layers(
+        self,
+        x: Tensor,
+        layers: PackedLayers,
+        eps: float,
+        kv: NativePools,
+        plan: StepPlan,
+        adapted: Sequence[AdaptedRows] = (),
+    ) -> Tensor:
         if len(x):
             batch, count = ctypes.addressof(plan.batch), len(layers.layers)
-            self._run("noria_layers", layers.records, kv.records, count, batch, eps, x.data_ptr())
+            groups = (Adapted * len(adapted))(*(Adapted(g.packed, g.start, g.stop - g.start) for g in adapted))
+            self._run("noria_layers", layers.records, kv.records, count, batch, eps, groups, len(adapted), x.data_ptr())
         return x
 
 

@@ -1,4 +1,5 @@
-"""Memory in huge pages, where the system has them, for what every step reads from end to end: the weights.
+"""Memory straight from the system: in huge pages, where it has them, for what every step reads from end to end, the
+weights; in its ordinary ones, taken as they are used, for KV pools.
 
 With pages of 4 KiB the walks through the page tables, two of them in a virtual machine, take a tenth of a step of one
 row and more. Knows bytes; not what they hold.
@@ -32,16 +33,26 @@ class HugePages:
         return taken
 
 
+def zeros_when_read(num_bytes: int) -> Tensor:
+    """uint8 [num_bytes], each page of which takes memory from its first use on: a pool of gigabytes delays no start. In
+    ordinary pages, since the first use of a huge one would hold up a step. Raises MemoryError."""
+    return torch.frombuffer(_mapping(max(num_bytes, 1)), dtype=torch.uint8)[:num_bytes]  # keeps the mapping
+
+
 def _chunk(num_bytes: int) -> Tensor:
     """uint8 [num_bytes or more], whole huge pages."""
     size = -(-num_bytes // HUGE) * HUGE
-    try:
-        mapping = mmap.mmap(-1, size + HUGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError as error:
-        raise MemoryError(f"{size} bytes cannot be had: {error}") from error
+    mapping = _mapping(size + HUGE)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without them
             mapping.madvise(mmap.MADV_HUGEPAGE)
     memory = torch.frombuffer(mapping, dtype=torch.uint8)  # keeps the mapping
     start = -memory.data_ptr() % HUGE
     return memory[start : start + size]
+
+
+def _mapping(num_bytes: int) -> mmap.mmap:
+    try:
+        return mmap.mmap(-1, num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"{num_bytes} bytes cannot be had: {error}") from error

@@ -83,3 +83,14 @@ def test_arguments_for_a_child_hold_its_own_options_and_no_secret() -> None:
 
 def test_flag() -> None:
     assert flag("max_batch_size") == "--max-batch-size"
+
+
+def test_an_option_that_may_be_repeated_is_one_setting_and_again_several_arguments() -> None:
+    made = {p.name: p for p in parameters(Panel("E", EngineConfig))}
+    assert get_args(get_args(made["lora"].annotation)[0])[0] == list[str]
+    given = {"lora": ["a=/x", "b=/y,c=/z"]}
+    assert list(build(EngineConfig, given).adapters) == ["a", "b", "c"]
+    assert as_arguments(EngineConfig, given) == ["--lora=a=/x", "--lora=b=/y,c=/z"]
+    for bad, message in (("a", "NAME=FOLDER"), ("a=/x,a=/y", "two adapters"), ("a\tb=/x", "printable")):
+        with pytest.raises(BadSetting, match=message):
+            build(EngineConfig, {"lora": [bad]})

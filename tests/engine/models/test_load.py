@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from noria.engine.models.errors import ModelError
 from noria.engine.models.generation import sampling_defaults
-from noria.engine.models.load import inspect, load
+from noria.engine.models.load import inspect, load, tokenizer_files
 from noria.engine.models.source import list_models, resolve
 from noria.kernels.torch_ops import TorchOps
 
@@ -50,7 +50,7 @@ def test_a_folder_is_loaded(folder: Path) -> None:
     seen: list[tuple[int, int]] = []
     loaded = load(source, TorchOps(), progress=lambda done, total: seen.append((done, total)))
     assert seen[-1][0] == seen[-1][1] == 2 * loaded.spec.num_parameters  # two bytes each on disk
-    files = loaded.tokenizer_files
+    files = tokenizer_files(source)
     assert (files.bos_token, files.eos_token, files.add_bos, files.chat_template) == ("<s>", "</s>", True, None)
     assert loaded.fingerprint == load(source, TorchOps()).fingerprint and loaded.fingerprint.startswith("fp_")
 
@@ -59,10 +59,10 @@ def test_templates_beside_the_tokenizer(folder: Path) -> None:
     config = folder / "tokenizer_config.json"
     named = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
     change(config, chat_template=named, add_bos_token=False)
-    files = load(resolve(str(folder)), TorchOps()).tokenizer_files
+    files = tokenizer_files(resolve(str(folder)))
     assert files.chat_template == "D" and not files.add_bos
     (folder / "chat_template.jinja").write_text("J")
-    assert load(resolve(str(folder)), TorchOps()).tokenizer_files.chat_template == "J"
+    assert tokenizer_files(resolve(str(folder))).chat_template == "J"
 
 
 def test_the_fingerprint_follows_the_weights(folder: Path) -> None:
@@ -102,7 +102,7 @@ def test_wrong_files_and_folders(folder: Path, tmp_path: Path) -> None:
         resolve(str(tmp_path))
     (folder / "tokenizer.json").unlink()
     with pytest.raises(ModelError, match=r"no tokenizer\.json"):
-        load(resolve(str(folder)), TorchOps())
+        tokenizer_files(resolve(str(folder)))
 
 
 @pytest.mark.parametrize(

@@ -11,17 +11,23 @@ from tests.engine.scheduling.simulated_engine import STOP, VOCABULARY, Shape, ex
 
 
 def shapes(policy: str) -> st.SearchStrategy[Shape]:
+    windows = st.sampled_from([(0,), (0,), (5,), (0, 3), (2, 0, 7)])
+    return windows.flatmap(lambda windows: _shapes(policy, windows))
+
+
+def _shapes(policy: str, windows: tuple[int, ...]) -> st.SearchStrategy[Shape]:
     return st.builds(
         Shape,
         policy=st.just(policy),
         prefix_cache=st.booleans(),
         num_stages=st.integers(1, 2),
-        num_blocks=st.integers(4, 14),
+        num_blocks=st.integers(4 * len(windows), 14 * len(windows)),
         block_size=st.sampled_from([2, 3, 4, 1]),
         max_batch_size=st.sampled_from([2, 1, 3, 5]),
         max_batch_tokens=st.sampled_from([6, 1, 3, 12]),
         max_draft=st.sampled_from([0, 3, 5, 1]),
         max_chunk_tokens=st.sampled_from([0, 2, 4]),
+        windows=st.just(windows),
     )
 
 

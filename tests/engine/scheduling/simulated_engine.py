@@ -14,7 +14,7 @@ from noria.engine.scheduling.batch import Batch, BatchRow, Progress
 from noria.engine.scheduling.kv_blocks import KVBlocks
 from noria.engine.scheduling.policy import POLICIES
 from noria.engine.scheduling.preemption import MAX_PREEMPTIONS
-from noria.engine.scheduling.request import Request
+from noria.engine.scheduling.request import HOLE, Request
 from noria.engine.scheduling.scheduler import IDLE_ROW_WEIGHT, Scheduler
 
 VOCABULARY = 5
@@ -54,11 +54,14 @@ class Shape:
     max_batch_tokens: int
     max_draft: int = 0
     max_chunk_tokens: int = 0
+    windows: tuple[int, ...] = (0,)
 
     def build(self) -> Scheduler:
+        policy = POLICIES[self.policy]
+        max_step = policy.max_step(self.max_batch_tokens, self.max_draft)
         return Scheduler(
-            POLICIES[self.policy],
-            KVBlocks(self.num_blocks, self.block_size, self.prefix_cache),
+            policy,
+            KVBlocks(self.num_blocks, self.block_size, self.prefix_cache, self.windows, max_step),
             max_batch_size=self.max_batch_size,
             max_batch_tokens=self.max_batch_tokens,
             max_chunk_tokens=self.max_chunk_tokens,
@@ -105,6 +108,12 @@ class SimulatedEngine:
         self.in_flight: list[InFlight] = []
         self.memory: dict[int, int] = {}  # slot -> hash of the writer's salt and of the prefix that it ends
         self.plans: list[Plan] = []
+
+    @property
+    def capacity(self) -> int:
+        """Tokens of the longest request."""
+        whole = self.scheduler.policy.whole_prompts
+        return self.scheduler.kv.groups.longest(self.shape.num_blocks, 56, whole_prompts=whole)
 
     def add(self, request: Request) -> None:
         life = Life(request, output=request.tokens[request.num_prompt :])
@@ -188,7 +197,11 @@ class SimulatedEngine:
         request, life = row.request, self.lives[row.request.id]
         end = row.start + row.num_tokens - len(row.draft)
         assert row.start < end <= request.num_tokens
-        assert len(request.blocks) * self.shape.block_size >= end + len(row.draft)
+        groups = self.scheduler.kv.groups
+        assert len(request.blocks) // groups.num * self.shape.block_size >= end + len(row.draft)
+        for group, limit in enumerate(groups.limits):
+            held = request.blocks[group :: groups.num]
+            assert not limit or row.num_tokens > groups.max_step or len(held) - held.count(HOLE) <= limit
         assert len(row.draft) <= self.shape.max_draft
         assert not row.draft or (row.is_decode and row.samples)
         assert request.num_tokens + len(row.draft) < request.num_total or not row.draft, "a guess beyond the end"
@@ -238,13 +251,18 @@ class SimulatedEngine:
         assert request.num_tokens == length, "tokens changed under a plan"
         tokens = [*request.tokens, *row.draft]
         prefix = hash(request.salt)
+        windows = self.shape.windows
         for position in range(row.start + row.num_tokens):
-            slot = table[position // size] * size + position % size
             prefix = hash((prefix, tokens[position]))
-            if position >= row.start:
-                self.memory[slot] = prefix
-            elif not row.is_padding:
-                assert self.memory[slot] == prefix, "a row reads what is not its own"
+            for group, window in enumerate(windows):
+                block = table[position // size * len(windows) + group]
+                slot = block * size + position % size
+                if position >= row.start:
+                    assert block != HOLE
+                    self.memory[slot] = prefix
+                elif not row.is_padding and (not window or position > row.start - window):
+                    assert block != HOLE and self.scheduler.kv.num_holding(block), "a row reads what was given back"
+                    assert self.memory[slot] == prefix, "a row reads what is not its own"
         chosen: list[int] = []
         while row.samples and len(chosen) <= len(row.draft):
             known = len(request.tokens) + len(chosen)

@@ -21,7 +21,7 @@ def test_the_same_calls_give_the_same_plans(policy: str, data: st.DataObject) ->
     for _ in range(2):
         engine = SimulatedEngine(shape)
         for index, arrival in enumerate(coming):
-            engine.add(arrival.request(f"r{index}", shape.num_blocks * shape.block_size))
+            engine.add(arrival.request(f"r{index}", engine.capacity))
             while len(engine.in_flight) < shape.num_stages and engine.select():
                 pass
             engine.collect()
@@ -35,10 +35,10 @@ def test_policies_and_pools_agree_on_every_output(data: st.DataObject) -> None:
     """One set of requests under all policies, and under `paged` with ever smaller pools: `drain` compares each output
     with what the request says alone."""
     coming = data.draw(st.lists(arrivals, min_size=1, max_size=6))
-    capacity = 44
+    capacity, windows = 44, data.draw(st.sampled_from([(0,), (5,), (3, 0)]))
     draft = data.draw(st.sampled_from([0, 4]))
     for policy, num_blocks in (("static", 40), ("orca", 40), ("paged", 40), ("paged", 16), ("paged", 11)):
-        engine = SimulatedEngine(Shape(policy, True, 1, num_blocks, 4, 4, 8, draft))
+        engine = SimulatedEngine(Shape(policy, True, 1, num_blocks * len(windows), 4, 4, 8, draft, windows=windows))
         for index, arrival in enumerate(coming):
             engine.add(arrival.request(f"r{index}", capacity))
         engine.drain()

@@ -18,7 +18,7 @@ class Trace(RuleBasedStateMachine):
     @initialize(data=st.data())
     def build(self, data: st.DataObject) -> None:
         self.engine = SimulatedEngine(data.draw(shapes(self.policy)))
-        self.capacity = self.engine.shape.num_blocks * self.engine.shape.block_size
+        self.capacity = self.engine.capacity
 
     def new_request(self, arrival: Arrival) -> Request:
         return arrival.request(f"r{len(self.engine.lives)}", self.capacity)
@@ -43,7 +43,8 @@ class Trace(RuleBasedStateMachine):
             request = self.new_request(arrival)
             request.tokens = request.tokens[: request.num_prompt]
             output = request.max_tokens if scheduler.policy.reserve_output else min(1, request.max_tokens)
-            cost = scheduler.kv.blocks_for(request.num_prompt + output)
+            at_once = request.num_prompt if scheduler.policy.whole_prompts else 0
+            cost = scheduler.kv.groups.most(request.num_prompt + output, at_once=at_once)
             room = rooms[3]
             if len(claimed) < room.requests and cost <= room.blocks - used:
                 used += cost
@@ -109,8 +110,9 @@ class Trace(RuleBasedStateMachine):
         if hasattr(self, "engine"):
             scheduler = self.engine.scheduler
             scheduler.check()
-            assert scheduler.kv.num_free + scheduler.kv.num_held == scheduler.kv.num_blocks
-            assert 0 <= scheduler.kv.num_cached <= scheduler.kv.num_free
+            unheld = scheduler.kv.num_free + scheduler.kv.num_promised
+            assert unheld + scheduler.kv.num_held == scheduler.kv.num_blocks
+            assert 0 <= scheduler.kv.num_cached <= unheld
 
     def teardown(self) -> None:
         if hasattr(self, "engine"):

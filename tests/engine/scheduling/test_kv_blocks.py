@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from noria.engine.scheduling.kv_blocks import KVBlocks, OutOfBlocks
-from noria.engine.scheduling.request import Request
+from noria.engine.scheduling.prefixes import block_names
+from noria.engine.scheduling.request import HOLE, Request
 
 TEXT = list(range(100, 110))  # two full blocks of four and a half-filled one
 
@@ -145,3 +146,86 @@ def test_check_finds_a_leak() -> None:
     with pytest.raises(AssertionError, match="reference counts"):
         kv.check([])
     kv.check([request])
+
+
+# --- windows ---------------------------------------------------------------------------------------------------------
+
+
+def windowed(num_blocks: int, *windows: int, step: int = 4) -> KVBlocks:
+    return KVBlocks(num_blocks, 4, prefix_cache=True, windows=windows, max_step=step)
+
+
+def read(kv: KVBlocks, tokens: list[int], chunk: int) -> Request:
+    """A request that has read its tokens in chunks."""
+    request = Request("r", list(tokens), len(tokens), 10)
+    kv.take_prefix(request, kv.cached_prefix(request))
+    kv.reserve(request, request.num_tokens)
+    while request.num_pending:
+        end = min(request.num_computed + chunk, request.num_tokens)
+        kv.grow(request, end)
+        request.num_computed = end
+        kv.register(request)
+        kv.trim(request)
+        kv.check([request])
+    return request
+
+
+def test_blocks_behind_a_window_go_back_while_a_text_is_read() -> None:
+    kv = windowed(8, 6)
+    request = read(kv, list(range(100)), 4)  # 25 pages, and never more than 4 of them at once
+    assert request.blocks[:23] == [HOLE] * 23 and HOLE not in request.blocks[23:]
+    assert kv.num_held == 2 and kv.num_promised == 0
+    kv.release(request)
+    assert kv.num_free == 8
+
+
+def test_groups_keep_what_their_own_layers_see() -> None:
+    kv = windowed(40, 0, 6)
+    request = read(kv, list(range(40)), 4)
+    assert HOLE not in request.blocks[::2] and request.blocks[1::2].count(HOLE) == 8
+    assert kv.num_held == 12
+
+
+def test_what_a_text_will_need_is_promised_to_it() -> None:
+    kv = windowed(8, 6)
+    request = Request("r", list(range(100)), 100, 10)
+    kv.reserve(request, 100)
+    assert (kv.num_held, kv.num_promised, kv.num_free) == (1, 3, 4)
+    kv.check([request])
+
+
+def test_a_hit_needs_the_last_blocks_of_a_window_and_all_blocks_without() -> None:
+    text = list(range(41))  # 10 full pages
+    for windows, lost, hits in (
+        ((6,), 3, 10),  # behind the window of its end
+        ((0,), 3, 3),
+        ((0, 6), 3 * 2 + 1, 10),
+        ((0, 6), 3 * 2, 3),  # of the three pages before, the windowed ones are still there
+        ((6,), 9, 9),
+    ):
+        kv = windowed(40, *windows)
+        request = compute(kv, text)  # in one piece, and over before anything went back
+        kv.release(request)
+        block = next(b for b, name in enumerate(kv._hash_by_block) if name == page_name(request, lost, len(windows)))
+        while kv._hash_by_block[block] is not None:
+            kv._cached.move_to_end(block, last=False)
+            kv._free.append(kv._evict())
+        again = Request("q", text, len(text), 10)
+        prefix = kv.cached_prefix(again)
+        assert len(prefix) == hits * len(windows)
+        kv.take_prefix(again, prefix)
+        kv.check([again])
+
+
+def page_name(request: Request, place: int, num_groups: int) -> bytes:
+    return block_names(request.block_hashes[place // num_groups], num_groups)[place % num_groups]
+
+
+def test_the_longest_text_fits_and_one_token_more_does_not() -> None:
+    for windows in ((0,), (6,), (0, 6), (6, 0, 0, 11)):
+        kv = windowed(30, *windows)
+        for whole in (False, True):
+            longest = kv.groups.longest(30, 500, whole_prompts=whole)
+            assert kv.groups.most(longest, at_once=longest * whole) <= 30
+            assert longest == 500 or kv.groups.most(longest + 1, at_once=(longest + 1) * whole) > 30
+    assert windowed(30, 6).groups.longest(30, 500) == 500
