@@ -126,7 +126,7 @@ class Admission:
 
     def _enter(self, request: Request, prefix: list[int]) -> None:
         self._kv.take_prefix(request, prefix)
-        request.is_private = not self._shares(request)
+        request.is_private = self._kv.is_windowed and not self._shares(request)
         self._kv.reserve(request, self._reserved(request), self._at_once(request))
         if request.num_preemptions:
             self.preemptions.recomputed += max(0, request.num_lost - request.num_computed)
