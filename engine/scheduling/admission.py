@@ -218,3 +218,6 @@ class Admission:
             raise AssertionError("requests are out of order")
         if any(r.blocks or r.in_flight for r in self.waiting):
             raise AssertionError("a waiting request holds blocks or is in flight")
+        reserved = [r for r in self.running if self._kv.is_windowed and not self._shares(r)]
+        if any(self._kv.still_needed(r) > r.num_promised for r in reserved):
+            raise AssertionError("less is promised to a request than was reserved for it")

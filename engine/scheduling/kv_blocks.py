@@ -108,9 +108,13 @@ class KVBlocks:
                 request.blocks[place] = HOLE
             request.num_holes += len(behind)
         if request.num_holes > num_holes:
-            needed = groups.most(request.num_reserved, num_computed=computed)
-            needed -= len(request.blocks) - request.num_holes
-            self._promise(request, min(needed, request.num_promised + num_freed))
+            self._promise(request, min(self.still_needed(request), request.num_promised + num_freed))
+
+    def still_needed(self, request: Request) -> int:
+        """Blocks beside those held that `request` needs at most of what was reserved for it."""
+        computed = min(request.num_computed, request.num_tokens - 1)
+        held = len(request.blocks) - request.num_holes
+        return self.groups.most(request.num_reserved, num_computed=computed) - held
 
     def cached_prefix(self, request: Request) -> list[int]:
         """Blocks that already hold the start of `request`'s tokens. At least one token is left to compute, since a
