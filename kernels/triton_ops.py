@@ -5,8 +5,9 @@ Moves what a step needs to the device in one piece and picks tiles. Knows no req
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -195,7 +196,18 @@ class TritonOps:
     def pack_layers(self, layers: Sequence[LayerWeights]) -> list[LayerWeights]:
         return list(layers)
 
-    def run_layers(self, x: Tensor, layers: list[LayerWeights], eps: float, kv: KVPools, plan: StepPlan) -> Tensor:
+    def pack_low_ranks(self, pairs: Mapping[Any, Any], num_layers: int) -> None:
+        return None
+
+    def run_layers(
+        self,
+        x: Tensor,
+        layers: list[LayerWeights],
+        eps: float,
+        kv: KVPools,
+        plan: StepPlan,
+        adapted: Sequence[Any] = (),
+    ) -> Tensor:
         """What a layer adds to x is added where the next norm reads x."""
         delta: Tensor | None = None
         for index, layer in enumerate(layers):

@@ -65,10 +65,9 @@ class ModelRunner:
 
     def hidden(self, batch: FlatBatch, before: Tensor | None = None) -> Tensor:
         """[T, C] behind this rank's layers. `before`: what the pipeline stage before gave; it may be overwritten."""
-        device = self._model.ops.device
         adapted = [
-            AdaptedRows(self._adapters[digest].pairs, rows if rows is None else rows.to(device))
-            for digest, rows in batch.adapted.items()
+            AdaptedRows(self._adapters[digest].pairs, self._adapters[digest].packed, start, stop)
+            for digest, start, stop in batch.adapted
         ]
         return self._model.hidden_states(batch.token_ids, batch.positions, self._kv, batch.layout, before, adapted)
 

@@ -59,9 +59,9 @@ class Model(Protocol):
 class Decoder:
     """A decoder-only model with grouped-query attention, as its spec describes it. Holds weights only.
 
-    Layers of Llama's form go through the backend's fused `run_layers`; others, and steps with adapters in them, are
-    composed of the same operations, with a plan for each kind of attention and group of the KV cache that the layers
-    have among them.
+    Layers of Llama's form go through the backend's fused `run_layers`; others, and steps with adapters that it knows
+    nothing of, are composed of the same operations, with a plan for each kind of attention and group of the KV cache
+    that the layers have among them.
     """
 
     def __init__(self, spec: ModelSpec, weights: DecoderWeights, ops: Ops) -> None:
@@ -119,10 +119,7 @@ class Decoder:
                 layout.of(group), positions, angles.up_to(longest), kv, heads, scores
             ),
         )
-        if adapted:
-            ops = cast(Ops, AdaptedOps(self.ops, adapted))
-            return run_layers(ops, x, self._slotted, self._form, kv, plans)
-        return self._through(x, kv, plans)
+        return self._through(x, kv, plans, adapted)
 
     def decode_plans(self, rows: DecodeBuffers, kv: KVPools) -> list[Any]:
         """Plans for `decode`, whatever the buffers hold when it runs. For operations that are a `DecodePlanner`."""
@@ -143,9 +140,12 @@ class Decoder:
         made = {(kind, group): plan(group, *self._attentions[kind]) for kind, group in dict.fromkeys(places)}
         return [made[place] for place in places]
 
-    def _through(self, x: Tensor, kv: KVPools, plans: list[Any]) -> Tensor:
-        if self._fused is not None:
-            return self.ops.run_layers(x, self._fused, self.spec.norm_eps, kv, plans[0])
+    def _through(self, x: Tensor, kv: KVPools, plans: list[Any], adapted: Sequence[AdaptedRows] = ()) -> Tensor:
+        if self._fused is not None and all(rows.packed is not None for rows in adapted):
+            return self.ops.run_layers(x, self._fused, self.spec.norm_eps, kv, plans[0], adapted)
+        if adapted:
+            ops = cast(Ops, AdaptedOps(self.ops, adapted))
+            return run_layers(ops, x, self._slotted, self._form, kv, plans)
         return run_layers(self.ops, x, self._weights.layers, self._form, kv, plans)
 
     @cached_property
