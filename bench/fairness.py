@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -32,6 +32,7 @@ from noria.engine.scheduling.kv_blocks import KVBlocks
 from noria.engine.scheduling.policy import POLICIES
 from noria.engine.scheduling.scheduler import Scheduler
 from noria.engine.wire.broker import EngineBroker, GatewayBroker
+from noria.engine.wire.engine_broker import MAX_LEFT
 from noria.engine.wire.messages import GenerationRequest, ModelCard, SamplingParams, TokenizerFiles
 
 STEP = 0.03  # seconds of an iteration
@@ -63,13 +64,14 @@ class Iteration:
 
 
 class PacedModel:
-    """Takes one step per iteration, whoever is in it, and keeps a record of every iteration."""
+    """Takes one step per iteration and `row` seconds for each in it, and keeps a record of every iteration."""
 
-    def __init__(self) -> None:
+    def __init__(self, row: float) -> None:
+        self._row = row
         self.iterations: list[Iteration] = []
 
     def execute(self, step: StepInput) -> list[RowOutput]:
-        time.sleep(STEP)
+        time.sleep(STEP + self._row * len(step.rows))
         started = frozenset(row.token_ids[0] for row in step.rows if row.start == 0)
         samplings = [row.sampling for row in step.rows if row.sampling is not None]
         num_ended = sum(s.position - PROMPT + 1 == s.params.max_tokens for s in samplings)
@@ -77,7 +79,7 @@ class PacedModel:
         return [RowOutput((1,) if row.sampling else ()) for row in step.rows]
 
 
-def serve(url: str, commands: Connection) -> None:
+def serve(url: str, commands: Connection, row: float, max_left: float) -> None:
     """A real loop, scheduler and broker around that model; the iterations go back at the end."""
     scheduler = Scheduler(
         POLICIES["paged"],
@@ -86,7 +88,8 @@ def serve(url: str, commands: Connection) -> None:
         max_batch_tokens=512,
         max_model_len=MAX_LEN,
     )
-    model, broker, stop = PacedModel(), EngineBroker(url, CARD.id, lease_seconds=60), threading.Event()
+    model, stop = PacedModel(row), threading.Event()
+    broker = EngineBroker(url, CARD.id, lease_seconds=60, max_left=max_left)
     executor = LocalExecutor(model.execute)
     files = TokenizerFiles("{}", None, None, None, False)
     broker.register(CARD, files)
@@ -107,10 +110,11 @@ class PacedEngine:
     """`serve` in a process of its own, as in life: within one process it would share the interpreter with the reader
     of its frames, and both would wait for each other."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, row: float = 0.0, max_left: float = MAX_LEFT) -> None:
         self.iterations: list[Iteration] = []  # once it has closed
         self._commands, child = multiprocessing.Pipe()
-        self._process = multiprocessing.get_context("spawn").Process(target=serve, args=(url, child), daemon=True)
+        arguments = (url, child, row, max_left)
+        self._process = multiprocessing.get_context("spawn").Process(target=serve, args=arguments, daemon=True)
         self._process.start()
         self._commands.recv()
 
@@ -136,6 +140,7 @@ class Sent:
     number: int
     at: float
     first: float = 0.0
+    last: float = 0.0
     tokens: int = 0
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -143,11 +148,15 @@ class Sent:
 class Tenants:
     """A gateway's face without HTTP."""
 
-    def __init__(self, broker: GatewayBroker, engine: PacedEngine) -> None:
-        self._broker, self.engine = broker, engine
+    def __init__(self, broker: GatewayBroker, engines: Sequence[PacedEngine]) -> None:
+        self._broker, self.engines = broker, engines
         self._count = 1
         self.sent: dict[str, Sent] = {}
         self.tokens: dict[str, int] = defaultdict(int)  # by tenant
+
+    def start(self) -> None:
+        for engine in self.engines:
+            engine.start()
 
     async def read(self) -> None:
         async for frames in self._broker.frames():
@@ -156,6 +165,7 @@ class Tenants:
                 if frame.token_ids and not sent.tokens:
                     sent.first = time.monotonic()
                 sent.tokens += len(frame.token_ids)
+                sent.last = time.monotonic()
                 self.tokens[sent.tenant] += len(frame.token_ids)
                 if frame.finish is not None:
                     sent.ended.set()
@@ -211,14 +221,14 @@ class Measured:
 
 async def flood(tenants: Tenants, *, flood_size: int, samples: int) -> tuple[float, float]:
     """Median seconds to B's first token: alone, and while A's flood is there all the time."""
-    tenants.engine.start()
+    tenants.start()
     alone = await tenants.one_after_another("B", samples)
     for _ in range(flood_size):
         await tenants.send("A")
     waits = []
     while len(waits) < samples and sum(s.tenant == "A" and not s.ended.is_set() for s in tenants.sent.values()) > SLOTS:
         waits += await tenants.one_after_another("B", 1)
-    await _all_ended(tenants)
+    await all_ended(tenants)
     return statistics.median(alone), statistics.median(waits)
 
 
@@ -227,18 +237,18 @@ async def shares(tenants: Tenants, *, requests: int) -> float:
     for _ in range(requests):
         await tenants.send("one", weight=1)
         await tenants.send("three", weight=3)
-    tenants.engine.start()  # now that both have a backlog
+    tenants.start()  # now that both have a backlog
     # Until the faster one has nothing waiting any more.
     while sum(s.tenant == "three" and not s.tokens for s in tenants.sent.values()) > 0:
         await asyncio.sleep(STEP)
     one, three = tenants.tokens["one"], tenants.tokens["three"]
-    await _all_ended(tenants)
+    await all_ended(tenants)
     return three / one
 
 
 async def priority(tenants: Tenants, *, backlog: int, samples: int) -> list[tuple[int, float]]:
     """Numbers of priority requests that met a full queue, and when they were queued (monotonic)."""
-    tenants.engine.start()
+    tenants.start()
     for _ in range(backlog):
         await tenants.send("A")
     await asyncio.sleep(20 * STEP)
@@ -249,22 +259,22 @@ async def priority(tenants: Tenants, *, backlog: int, samples: int) -> list[tupl
         await sent.ended.wait()
         found.append((sent.number, queued_at))
         await asyncio.sleep(3 * STEP)
-    await _all_ended(tenants)
+    await all_ended(tenants)
     return found
 
 
-async def _all_ended(tenants: Tenants) -> None:
+async def all_ended(tenants: Tenants) -> None:
     for sent in list(tenants.sent.values()):
         await sent.ended.wait()
 
 
 @asynccontextmanager
-async def world(url: str) -> AsyncIterator[Tenants]:
-    """An engine and a gateway's face on this store."""
-    engine = PacedEngine(url)
+async def world(url: str, *engines: PacedEngine) -> AsyncIterator[Tenants]:
+    """These engines, or one, and a gateway's face on this store."""
+    engines = engines or (PacedEngine(url),)
     broker = GatewayBroker(url)
     await broker.start()
-    tenants = Tenants(broker, engine)
+    tenants = Tenants(broker, engines)
     reading = asyncio.create_task(tenants.read())
     try:
         yield tenants
@@ -272,7 +282,8 @@ async def world(url: str) -> AsyncIterator[Tenants]:
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
         await broker.close()
-        await asyncio.to_thread(engine.close)
+        for engine in engines:
+            await asyncio.to_thread(engine.close)
 
 
 async def measure(url: str, *, flood_size: int, samples: int) -> Measured:
@@ -282,7 +293,7 @@ async def measure(url: str, *, flood_size: int, samples: int) -> Measured:
         share = await shares(tenants, requests=flood_size // 3)
     async with world(url) as tenants:
         urgent = await priority(tenants, backlog=max(100, flood_size // 3), samples=max(3, samples // 4))
-    iterations = [tenants.engine.iterations_to_start(number, queued_at) for number, queued_at in urgent]
+    iterations = [tenants.engines[0].iterations_to_start(number, queued_at) for number, queued_at in urgent]
     return Measured(alone, flooded, share, iterations)
 
 

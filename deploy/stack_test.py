@@ -154,6 +154,18 @@ def check_health() -> None:
     say("health checks pass, pages of figures are there, noria doctor finds nothing to mend in either container")
 
 
+def check_tenants() -> None:
+    """Stored keys are there: the first admin key from within, a project and a key over it, and a request with that."""
+    (gateway,) = containers("gateway")
+    admin = inside(gateway, "noria", "keys", "bootstrap").split()[-1]
+    project = json.loads(inside(gateway, "noria", "projects", "create", "stack", "--json"))["id"]
+    key = inside(gateway, "noria", "keys", "create", "ci", "--project", project).split()[-1]
+    assert text_of(openai.OpenAI(base_url=f"{ORIGIN}/v1", api_key=key, timeout=300, max_retries=0))
+    usage = httpx.get(f"{ORIGIN}/v1/organization/projects", headers={"Authorization": f"Bearer {admin}"}, timeout=30)
+    assert project in usage.text, usage.text
+    say("an admin key, a project and its key were made; the key is answered")
+
+
 # --- the API ---------------------------------------------------------------------------------------------------------
 
 
@@ -252,6 +264,7 @@ def main() -> None:
         client = openai.OpenAI(base_url=f"{ORIGIN}/v1", api_key=key, timeout=300, max_retries=0)
         smoke(client)
         check_health()
+        check_tenants()
         check_hardening()
         check_inventory()
         say(f"after that it has {resident(gateway):.0f} MiB, the engine {resident(*containers('engine')):.0f} MiB")

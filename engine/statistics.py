@@ -66,7 +66,7 @@ class Statistics:
         self._generation_tokens += len(progress.new_tokens)
 
     def count_end(self, reason: FinishReason) -> None:
-        if reason is FinishReason.ERROR:
+        if reason in (FinishReason.ERROR, FinishReason.OVERLOADED):
             self._failed += 1
         else:
             self._finished += 1

@@ -12,12 +12,15 @@ from typing import Literal
 
 from noria.engine.wire.messages import FinishReason, TokenFrame, TokenLogprob
 from noria.engine.wire.tokenizer import Tokenizer
-from noria.gateway.errors import DeadlineExpired, EngineFault, InvalidRequest, RequestCancelled
+from noria.gateway.errors import DeadlineExpired, EngineFault, InvalidRequest, Overloaded, RequestCancelled
 from noria.gateway.text.detokenizer import Detokenizer
 from noria.gateway.text.pieces import OutputParser, Piece
 from noria.gateway.text.stop_strings import StopStrings
 
 Ended = Literal["stop", "length"]
+
+RETRY_AFTER = 5.0
+"""Seconds after which to ask again for what an engine could not get to: the default limit of one grammar."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,5 +223,8 @@ def check_end(frame: TokenFrame) -> None:
         raise EngineFault(frame.error or "The model failed on this request.")
     if frame.finish is FinishReason.EXPIRED:
         raise DeadlineExpired("The request was not done within its deadline.")
+    if frame.finish is FinishReason.OVERLOADED:
+        message = frame.error or "The server could not begin this request in time. Please try again."
+        raise Overloaded(message, retry_after=RETRY_AFTER)
     if frame.finish is FinishReason.CANCELLED:
         raise RequestCancelled(frame.error or "The request was cancelled by the server.")

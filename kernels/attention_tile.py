@@ -22,6 +22,7 @@ def attend_tile(
     v_pool,
     pages,  # pointer to the row's part of the block table
     start,  # position of the first key of the tile
+    first_key,  # position of the first key that any query of the block sees: a window's pages before it may be free
     kv_len,
     positions,  # int32 [BLOCK_M]: position of each query; it sees keys up to there
     scale,
@@ -38,6 +39,8 @@ def attend_tile(
     keys = start + tl.arange(0, BLOCK_N)
     dims = tl.arange(0, BLOCK_D)
     inside = (keys < kv_len) if MASKED else (keys >= 0)
+    if WINDOW > 0:
+        inside = inside & (keys >= first_key)
     page = tl.load(pages + keys // PAGE, mask=inside, other=0).to(tl.int64)  # a pool may have more than 2 ** 31 numbers
     offsets = ((page * PAGE + keys % PAGE) * (KV_HEADS * HEAD_DIM))[:, None] + dims[None, :]
     if MASKED or BLOCK_D != HEAD_DIM:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Phase = Literal["decode", "prefill"]
+PHASES: tuple[Phase, Phase] = ("decode", "prefill")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +72,16 @@ TABLE: dict[tuple[int, int, int, Phase], Tile] = {
     (90, 128, 16, "decode"): Tile(16, 64, 4, 3),
     (90, 128, 64, "decode"): Tile(64, 64, 4, 3),
     (90, 128, 64, "prefill"): Tile(128, 64, 8, 3),
+    (90, 256, 16, "decode"): Tile(16, 32, 4, 3),
+    (90, 256, 16, "prefill"): Tile(64, 64, 8, 2),
     (80, 64, 16, "decode"): Tile(16, 64, 4, 3),
     (80, 64, 64, "decode"): Tile(64, 64, 4, 3),
     (80, 64, 64, "prefill"): Tile(128, 64, 8, 3),
     (80, 128, 16, "decode"): Tile(16, 64, 4, 3),
     (80, 128, 64, "decode"): Tile(64, 64, 8, 3),
     (80, 128, 64, "prefill"): Tile(128, 64, 8, 3),
+    (80, 256, 16, "decode"): Tile(16, 32, 4, 3),
+    (80, 256, 16, "prefill"): Tile(64, 32, 8, 2),
 }
 
 # The same for elements of 32 bits: for tests and for models that need them, not for speed.
@@ -95,6 +100,7 @@ def tile_for(sm: int, head_dim: int, group: int, phase: Phase, element_size: int
     if not fitting:
         raise ValueError(
             f"the Triton kernels have no tile for compute capability {sm / 10:.1f}, heads of {head_dim} and "
-            f"{group} query heads to a KV head: they need 8.0, at most 128 and at most 64 (32 in float32)"
+            f"{group} query heads to a KV head: they need 8.0, at most 128 and at most 64 (32 in float32), or at most "
+            f"256 and at most 16 (not in float32)"
         )
     return table[min(fitting, key=lambda key: (-key[0], key[1], key[2]))]

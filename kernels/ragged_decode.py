@@ -85,6 +85,7 @@ def decode_kernel(
             v_pool + kv_head * HEAD_DIM,
             pages,
             start,
+            first_key,
             kv_len,
             positions,
             scale,

@@ -68,8 +68,9 @@ def prefill_kernel(
     pages = block_table + row.to(tl.int64) * table_stride
     k_head, v_head = k_pool + kv_head * HEAD_DIM, v_pool + kv_head * HEAD_DIM
     end = tl.minimum(computed + first + queries_at_once, kv_len)
+    first_key = tl.maximum(computed + first - WINDOW + 1, 0) if WINDOW > 0 else 0
     if WINDOW > 0:
-        diagonal = tl.maximum(computed + first - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
+        diagonal = first_key // BLOCK_N * BLOCK_N
     else:
         # Keys that all queries of the tile see.
         diagonal = (computed + first + 1) // BLOCK_N * BLOCK_N
@@ -83,6 +84,7 @@ def prefill_kernel(
                 v_head,
                 pages,
                 start,
+                first_key,
                 kv_len,
                 positions,
                 scale,
@@ -105,6 +107,7 @@ def prefill_kernel(
             v_head,
             pages,
             start,
+            first_key,
             kv_len,
             positions,
             scale,

@@ -64,8 +64,8 @@ def key_pepper(state_dir: Path | None) -> str:
     except OSError:
         kept = ""
     if len(kept) < MIN_PEPPER:
-        message = f"no key pepper: set NORIA_KEY_PEPPER, or start noria serve once, which keeps one in {path}"
-        raise CannotShow(message, EXIT_CONFIGURATION)
+        message = "no key pepper: set NORIA_KEY_PEPPER, or NORIA_KEY_PEPPER_FILE to a file that holds it"
+        raise CannotShow(f"{message}, or start noria serve once, which keeps one in {path}", EXIT_CONFIGURATION)
     return kept
 
 

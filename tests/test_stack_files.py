@@ -13,6 +13,7 @@ import yaml
 
 from noria.engine.config import EngineConfig
 from noria.gateway.config import GatewaySettings
+from noria.gateway.tenancy.credentials import MIN_PEPPER
 from noria.options import variables
 
 ROOT = Path(__file__).parents[1]
@@ -97,5 +98,18 @@ def test_secrets_are_made_once_and_kept(services: dict[str, dict[str, Any]], tmp
     assert folder.stat().st_mode & 0o777 == 0o700
     subprocess.run(command, check=True, capture_output=True)
     assert {path.name: path.read_text() for path in folder.iterdir()} == before
+    assert len(before["key_pepper"].strip()) > MIN_PEPPER
     used = {name for service in services.values() for name in service.get("secrets", [])}
     assert used == set(declared)
+
+
+@pytest.mark.parametrize("chosen", [None, ""])
+def test_gateways_have_stored_keys_unless_told_not_to(
+    services: dict[str, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: str | None
+) -> None:
+    subprocess.run([ROOT / "deploy" / "make-secrets", tmp_path], check=True, capture_output=True)
+    variable, given = "NORIA_KEY_PEPPER_FILE", services["gateway"]["environment"]["NORIA_KEY_PEPPER_FILE"]
+    default = re.fullmatch(r"\$\{NORIA_KEY_PEPPER_FILE-/run/secrets/(\w+)\}", given)
+    assert default and default[1] in services["gateway"]["secrets"]
+    monkeypatch.setenv(variable, str(tmp_path / default[1]) if chosen is None else chosen)
+    assert (GatewaySettings().pepper is None) == (chosen == "")

@@ -170,9 +170,7 @@ class ModelSpec:
     @property
     def beyond_triton(self) -> str:
         """What the Triton kernels lack for this model."""
-        if self.foreign_parameters:
-            return "part in models that transformers computes"
-        return "attention with windows or soft caps" if self.is_capped else ""
+        return "part in models that transformers computes" if self.foreign_parameters else ""
 
     @property
     def ffn_step(self) -> int:

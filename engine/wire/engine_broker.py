@@ -66,6 +66,10 @@ MAX_PASSED_OVER = 32
 """Others of its class that may pass the one that has waited longest. So a request that finds k waiting in its class is
 claimed within (k + 1) * (MAX_PASSED_OVER + 1) claims of that class, whatever comes later, of any tenant or priority."""
 
+MAX_LEFT = 0.1
+"""Seconds for which a request may be left to an engine that holds less. An idle one comes within milliseconds, a busy
+one after its iteration; one that is stopped, or slower than this, costs a request no more."""
+
 GONE_AFTER = 2.0
 """Seconds without its stream after which a gateway is taken for gone. A stream that expired while the store was away
 is back within a second, so frames wait this long instead of being dropped."""
@@ -95,6 +99,7 @@ class EngineBroker:
         engine_id: str | None = None,
         lease_seconds: float = 5.0,
         max_passed: float = MAX_PASSED,
+        max_left: float = MAX_LEFT,
         gone_after: float = GONE_AFTER,
     ) -> None:
         self.engine_id = engine_id or secrets.token_hex(8)
@@ -102,6 +107,7 @@ class EngineBroker:
         self._pool = keys.pool(model_id)
         self._lease = lease_seconds
         self._max_passed = max_passed
+        self._max_left = max_left
         self._gone_after = gone_after
         self._store = Store(redis_url)
         self._heartbeat_store = Store(redis_url)
@@ -296,6 +302,7 @@ class EngineBroker:
             LOOKAHEAD,
             _ms(self._max_passed),
             MAX_PASSED_OVER,
+            _ms(self._max_left),
             len(finished),
             *(value for ended in finished for value in ended),
             *(self._held if self._reply_lost else ()),

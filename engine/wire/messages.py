@@ -23,6 +23,7 @@ class FinishReason(enum.StrEnum):
     LENGTH = "length"  # max_tokens, or the end of the model's context
     CANCELLED = "cancelled"  # asked for by the gateway
     EXPIRED = "expired"  # its deadline passed before it ended
+    OVERLOADED = "overloaded"  # not begun: it waited for its turn in vain, and may try again
     ERROR = "error"  # its own fault inside a step, or two engines died with it
 
 

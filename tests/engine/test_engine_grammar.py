@@ -127,7 +127,7 @@ async def test_a_turn_that_does_not_come_ends_a_request_and_one_that_has_come_do
     try:
         await client.send("begun", [5], sampling=shaped("[0-9]{4}"))
         await client.send("queued", [5], sampling=shaped("a"))
-        assert await client.ends("queued") == ["cancelled"]
+        assert await client.ends("queued") == ["overloaded"]
         assert held.given_up == ["a"] and "begun" not in client.last
         held.release()
         assert await client.ends("begun") == ["stop"]

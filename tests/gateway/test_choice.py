@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from noria.engine.wire.messages import FinishReason, TokenFrame, TokenLogprob, Usage
 from noria.gateway.choice import ChoiceReader, Delta, TextOptions
-from noria.gateway.errors import DeadlineExpired, EngineFault, RequestCancelled
+from noria.gateway.errors import DeadlineExpired, EngineFault, Overloaded, RequestCancelled
 from noria.gateway.text.pieces import Piece, ReasoningPiece, TextPiece, ToolCallPiece, joined
 
 TEXT = "Hell🎉 wörld, one two three."
@@ -124,6 +124,7 @@ def test_a_gap_is_an_error_and_no_silent_loss(tokenizer):
     [
         (FinishReason.ERROR, EngineFault),
         (FinishReason.EXPIRED, DeadlineExpired),
+        (FinishReason.OVERLOADED, Overloaded),
         (FinishReason.CANCELLED, RequestCancelled),
     ],
 )

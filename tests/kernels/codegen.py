@@ -179,7 +179,7 @@ def variants() -> list[Variant]:
                 continue
             for option, value in (("window", 4096), ("softcap", 50.0)):
                 found.append(Variant(f"{name} {option}", sm, phase, tile, heads, dtype, ((option, value),)))
-            for smaller in {64: [32], 128: [80, 96]}[head_dim]:
+            for smaller in {64: [32], 128: [80, 96], 256: [192]}[head_dim]:
                 other = Variant(f"{name} of {smaller}", sm, phase, tile, (*heads[:2], smaller), torch.float16)
                 found.append(other)
     return found

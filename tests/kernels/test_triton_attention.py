@@ -73,6 +73,30 @@ def test_attention_equals_the_reference_and_reads_no_foreign_slot(
     assert error < TOLERANCE[dtype]
 
 
+@settings(max_examples=EXAMPLES // 2)
+@given(ragged(), st.sampled_from([1, 7, 17, 40]), st.sampled_from([0.0, 20.0]), st.sampled_from([16, 32, 64]))
+def test_pages_that_a_window_has_left_are_not_read(
+    rows: tuple[list[tuple[int, int]], int], window: int, softcap: float, height: int
+) -> None:
+    """They may have been given to others: their numbers are NaN, and their entries in the block table are no blocks."""
+    lengths, decode_rows = rows
+    placed, num_blocks = make_rows(lengths)
+    pools = poisoned_pools(placed, num_blocks, 1, 32)
+    q, layout = (
+        random_queries(sum(new for _, new in lengths), 3, 32),
+        RaggedLayout.build(placed, decode_rows, BLOCK_SIZE),
+    )
+    wanted = expected(q, pools, layout, window, softcap)
+    for row, (computed, _, blocks) in enumerate(placed):
+        for place in range(max(computed + 1 - window, 0) // BLOCK_SIZE):
+            layout.block_table[row, place] = -(2**30)
+            for pool in pools:
+                pool[blocks[place]] = float("nan")
+    tiles = {"decode": Tile(16, 64, 4, 2), "prefill": Tile(height, 64, 4, 2)}
+    actual = attend(q, pools, layout, **tiles, split=64, window=window, softcap=softcap)
+    assert float((actual.double() - wanted).abs().max()) < 1e-5
+
+
 @pytest.mark.parametrize(
     ("sm", "dtype"), [(90, torch.float32), (80, torch.float16), (90, torch.float16), (90, torch.bfloat16)]
 )

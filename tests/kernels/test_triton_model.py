@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 import triton
@@ -10,8 +12,10 @@ from bench import tiny_model
 from noria.engine.execution.model_runner import ModelRunner
 from noria.engine.execution.ragged import flatten
 from noria.engine.execution.step import RowInput, Sampling, StepInput
+from noria.engine.models.build import build_weights
 from noria.engine.models.decoder import Decoder
 from noria.engine.models.load import load
+from noria.engine.models.safetensors_checkpoint import SafetensorsCheckpoint
 from noria.engine.models.source import resolve
 from noria.engine.wire.messages import SamplingParams
 from noria.kernels.choice import Sizes, choose
@@ -19,6 +23,8 @@ from noria.kernels.layers import LayerForm, run_layers
 from noria.kernels.ops import Ops, Scores
 from noria.kernels.torch_ops import TorchOps
 from noria.kernels.triton_ops import TritonOps
+from tests.engine.models import families
+from tests.engine.models.ragged_steps import pools, step
 from tests.kernels.triton_rows import DEVICE
 
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered in divide:RuntimeWarning")
@@ -69,6 +75,24 @@ def test_fused_layers_have_the_bits_of_their_operations(models: list[Decoder]) -
     assert torch.equal(*outputs) and bool(outputs[0].isfinite().all())
 
 
+def test_windows_and_soft_caps_layer_by_layer(tmp_path: Path) -> None:
+    """Gemma 2, of whose two layers one has a window: a prompt, then a decode step beside another prompt; in between,
+    what the window has left is lost."""
+    families.tiny_model("gemma2", layers=2).save_pretrained(tmp_path)
+    checkpoint, logits = SafetensorsCheckpoint(tmp_path), []
+    spec = checkpoint.spec()
+    assert [layer.window for layer in spec.layers] == [20, 0] and spec.attention_softcap
+    prompt = torch.randint(3, 300, (36,), generator=torch.Generator().manual_seed(5)).tolist()
+    for ops in BACKENDS:
+        model = Decoder(spec, build_weights(spec, checkpoint, ops), ops)
+        kv = pools(model, 2)
+        first = step(model, kv, [(0, 0, prompt)], 0)
+        if ops.name == "triton":
+            kv.keys[0][0] = kv.values[0][0] = float("nan")  # the prompt's first 16 tokens
+        logits.append(torch.cat((first, step(model, kv, [(0, 36, [7]), (1, 0, prompt[:2])], 1))))
+    torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_triton_is_refused_in_one_line() -> None:
     with pytest.raises(ValueError, match=r"^triton kernels cannot be had: torch sees no CUDA device$"):
@@ -78,8 +102,10 @@ def test_without_a_gpu_triton_is_refused_in_one_line() -> None:
 def test_heads_that_no_tile_serves_are_refused() -> None:
     ops = TritonOps(DEVICE, torch.float32)
     ops.check_heads(128, 32)
-    with pytest.raises(ValueError, match="heads of 256"):
-        ops.check_heads(256, 1)
+    TritonOps(DEVICE, torch.bfloat16).check_heads(256, 16)
+    for dtype, heads in ((torch.float32, (256, 1)), (torch.bfloat16, (256, 17)), (torch.bfloat16, (320, 1))):
+        with pytest.raises(ValueError, match=f"heads of {heads[0]} and {heads[1]} query heads"):
+            TritonOps(DEVICE, dtype).check_heads(*heads)
 
 
 def test_integers_move_in_one_piece_and_stay_aligned() -> None:

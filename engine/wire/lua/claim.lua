@@ -11,10 +11,13 @@
 -- tenant whose turn it is, and of that tenant the first in line. Both turns are start-time fair queueing in tokens,
 -- charged at the claim and corrected at the end. The request that has waited longest in its class may be passed over
 -- by max_passed_over others; then it is next, whoever's turn it is, and charged as ever.
+--
+-- Who takes it: an engine leaves to those that hold less, and have the room, what they can take until they hold as
+-- much, and ends its claim with that. Once somebody has waited for max_left, every engine takes what it can.
 local engine, lease = ARGV[1], tonumber(ARGV[2])
 local stats, resync = ARGV[5], ARGV[6] == '1'
 local lookahead, max_age, max_passed_over = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
-local num_finished = tonumber(ARGV[10])
+local max_left, num_finished = tonumber(ARGV[10]), tonumber(ARGV[11])
 local owned = pool .. 'owned:' .. engine
 
 -- The lease itself is renewed here, all that lives as long as the pool is used by LEASE, once in a while.
@@ -46,7 +49,7 @@ local function finish(id, epoch, completion, details)
     redis.call('HDEL', pool .. 'finish_tags', class .. '/' .. tenant)
   end
 end
-for i = 11, 10 + 4 * num_finished, 4 do
+for i = 12, 11 + 4 * num_finished, 4 do
   local id = ARGV[i]
   if not try(finish, id, ARGV[i + 1], tonumber(ARGV[i + 2]), ARGV[i + 3]) then -- its record is broken, but its answer is out
     redis.call('DEL', pool .. 'request:' .. id, pool .. 'progress:' .. id)
@@ -88,7 +91,7 @@ end
 local fenced, endings = {}, {}
 if resync then
   local known = {}
-  for i = 11 + 4 * num_finished, #ARGV do
+  for i = 12 + 4 * num_finished, #ARGV do
     known[ARGV[i]] = true
     if redis.call('HEXISTS', owned, ARGV[i]) == 0 then fenced[#fenced + 1] = ARGV[i] end
   end
@@ -129,6 +132,46 @@ end
 local function fits(f)
   return tonumber(f[1]) <= blocks[f[9]] - blocks_taken
 end
+
+-- What this engine holds, and what the others said at their last claims: what they hold and the room that they have
+-- left without anybody giving way. Only an engine's own claims change that, but that it goes.
+local alone = redis.call('ZCARD', pool .. 'engines') == 1
+local held, peers, left = redis.call('HLEN', owned), nil, false
+
+local function read_peers()
+  peers = {}
+  local live = redis.call('ZRANGEBYSCORE', pool .. 'engines', now, '+inf')
+  for i, room in ipairs(redis.call('HMGET', pool .. 'rooms', unpack(live))) do
+    local holds, free_slots, free_blocks = string.match(room or '', '^(%d+) (%d+) (%d+)$')
+    if holds and live[i] ~= engine then
+      peers[#peers + 1] = {held = tonumber(holds), slots = tonumber(free_slots), blocks = tonumber(free_blocks)}
+    end
+  end
+end
+
+local function somebody_has_waited()
+  for _, class in ipairs(classes) do
+    local oldest = redis.call('ZRANGE', pool .. 'queue:' .. class, 0, 0)[1]
+    local _, since = try(redis.call, 'HGET', pool .. 'request:' .. (oldest or ''), 'since')
+    if oldest and now - (tonumber(since) or 0) >= max_left then return true end
+  end
+  return false
+end
+
+-- Whether others should take a request of this many blocks, and all that waits beside it. Where somebody would have to
+-- give way for it here, any free place elsewhere is better.
+local function is_for_others(cost)
+  if alone then return false end
+  if not peers then read_peers() end
+  local has_place = slots.batch > num_taken and cost <= blocks.batch - blocks_taken
+  local mine, theirs = has_place and held + num_taken or math.huge, 0
+  for _, peer in ipairs(peers) do
+    local places = math.min(peer.slots, math.floor(peer.blocks / math.max(1, cost)))
+    theirs = theirs + math.max(0, math.min(places, mine - peer.held))
+  end
+  return theirs > 0 and num_queued() <= theirs and not somebody_has_waited()
+end
+
 local FIELDS = {'cost', 'tokens', 'size', 'epoch', 'skipped', 'tenant', 'weight', 'seq', 'class', 'done',
   'account'}
 
@@ -260,14 +303,18 @@ local function take_turn(flow, class_start, id, f, in_turn)
   end
 end
 
--- One that is next: it is taken, or waits until it fits.
+-- One that is next: it is taken, left to others, or waits until it fits.
 local function consider(flow, class_start, id, tenant, overdue)
   local f = look(id)
   if not f[1] then
     end_queued(id)
     redis.call('ZREM', pool .. 'line:' .. flow.class .. '/' .. (tenant and tenant.name or ''), id)
   elseif fits(f) then
-    take_turn(flow, class_start, id, f, not overdue)
+    if is_for_others(tonumber(f[1])) then
+      left, closed = true, true
+    else
+      take_turn(flow, class_start, id, f, not overdue)
+    end
   else
     flow.skipped = flow.skipped + 1
     if flow.skipped == 1 and wait_to_fit(id, f) then take_turn(flow, class_start, id, f, not overdue) end
@@ -315,7 +362,12 @@ end
 if #claimed > 0 then
   redis.call('PEXPIRE', owned, DAY)
   if number_in('drain', 'at') == 0 then note_drained() end -- a busy period begins
-  if num_queued() > 0 then ring() end -- there is more: another idle engine may take it
+  left = left or num_queued() > 0 -- there is more: another idle engine may take it
+end
+if left then ring() end
+if not alone then
+  redis.call('HSET', pool .. 'rooms', engine, string.format('%d %d %d', held + num_taken,
+    math.max(0, slots.batch - num_taken), math.max(0, blocks.batch - blocks_taken)))
 end
 if num_finished > 0 or #endings > 0 or #claimed > 0 then settle_if_idle() end
 return {1, claimed, cancelled, endings, fenced}

@@ -27,7 +27,7 @@ redis.call('PEXPIRE', pool .. 'virtual_time', DAY)
 local place = exact(priority * 2 ^ 32 + arrival)
 redis.call('HSET', request, 'body', body, 'size', #body, 'class', class, 'tenant', tenant, 'gateway', gateway,
   'cost', cost, 'block_size', block_size, 'prompt', prompt, 'tokens', tokens, 'weight', weight, 'deadline', deadline,
-  'place', place, 'arrival', arrival, 'logged', logged, 'engine', '', 'epoch', 0, 'seq', 0, 'attempts', 0)
+  'place', place, 'arrival', arrival, 'since', now, 'logged', logged, 'engine', '', 'epoch', 0, 'seq', 0, 'attempts', 0)
 if account ~= '' then redis.call('HSET', request, 'account', account, 'billed', billed, 'accepted', now) end
 redis.call('PEXPIRE', request, DAY)
 local start = redis.call('ZSCORE', pool .. 'turns:' .. class, tenant)

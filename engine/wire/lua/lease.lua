@@ -9,7 +9,8 @@ redis.call('ZADD', pool .. 'engines', now + lease, engine)
 redis.call('PEXPIRE', pool .. 'engines', DAY)
 if take then
   redis.call('HSET', pool .. 'lives', engine, ARGV[5])
+  redis.call('HSET', pool .. 'rooms', engine, '') -- it says so with its claims
   redis.call('HSETNX', pool .. 'drain', 'at', 0)
 end
-for _, key in ipairs({'engine_stats', 'lives', 'drain'}) do redis.call('PEXPIRE', pool .. key, DAY) end
+for _, key in ipairs({'engine_stats', 'lives', 'rooms', 'drain'}) do redis.call('PEXPIRE', pool .. key, DAY) end
 return 1

@@ -32,7 +32,7 @@ local function put_back(id)
   local f = redis.call('HMGET', request, 'class', 'tenant', 'place', 'arrival', 'deadline', 'size', 'tokens', 'weight',
     'prompt', 'seq', 'block_size', 'suspect')
   local class, tenant, tokens, block_size = f[1], f[2], tonumber(f[7]), tonumber(f[11])
-  redis.call('HSET', request, 'engine', '')
+  redis.call('HSET', request, 'engine', '', 'since', now)
   if block_size > 0 then -- blocks on demand: what it has generated must be computed again
     redis.call('HSET', request, 'cost', math.ceil((f[9] + f[10] + 1) / block_size))
   end
@@ -75,7 +75,7 @@ local function release(engine)
   end
   redis.call('DEL', pool .. 'owned:' .. engine, pool .. 'journal:' .. engine, pool .. 'cancel:' .. engine)
   redis.call('ZREM', pool .. 'engines', engine)
-  for _, hash in ipairs({'engine_stats', 'trials', 'lives'}) do redis.call('HDEL', pool .. hash, engine) end
+  for _, hash in ipairs({'engine_stats', 'trials', 'lives', 'rooms'}) do redis.call('HDEL', pool .. hash, engine) end
 end
 
 -- While the store was away nobody could renew a lease: one that ran out then, since the last look, is prolonged. Once: its

@@ -98,10 +98,13 @@ CONFIGS: dict[str, Callable[[], Any]] = {
 }
 
 
-def tiny_model(name: str) -> Any:
-    """The family's model; what starts as zeros or ones is random, so that a swap would be seen."""
+def tiny_model(name: str, *, layers: int = 0) -> Any:
+    """The family's model, of its first `layers` where that is not 0; what starts as zeros or ones is random, so that a
+    swap would be seen."""
     torch.manual_seed(0)
     config = CONFIGS[name]()
+    if layers:
+        config.num_hidden_layers, config.layer_types = layers, config.layer_types[:layers]
     config._attn_implementation = "eager"  # transformers leaves soft caps out of others
     model = hf.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():

@@ -17,11 +17,26 @@ from tests.engine.wire.reference.turns import Line, Turns, line_of
 @dataclass(frozen=True)
 class Rules:
     """`lookahead`: how many may be looked at past one that does not fit. `max_age`: ms for which others may pass it.
-    `max_passed`: how many others may pass the one that has waited longest in its class."""
+    `max_passed`: how many others may pass the one that has waited longest in its class. `max_left`: ms for which a
+    request may be left to engines that hold less."""
 
     lookahead: int
     max_age: int
     max_passed: int
+    max_left: int
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What an engine said at its last claim: what it holds, and the room that it has for any class."""
+
+    held: int
+    slots: int
+    blocks: int
+
+    def places(self, request: Request) -> int:
+        """How many such requests it could take."""
+        return min(self.slots, self.blocks // max(1, request.cost))
 
 
 @dataclass
@@ -34,9 +49,11 @@ class Claim:
     blocks: Sequence[int]
     rules: Rules
     now: int
-    holds_nothing: bool
+    num_held: int
+    others: Sequence[Standing]
     taken: list[Request] = field(default_factory=list)
-    closed: bool = False  # the first that does not fit has waited for too long: nobody passes it
+    closed: bool = False  # the first that does not fit has waited for too long: nobody passes it; or `left`
+    left: bool = False  # others should take the next one and all the rest
     _looked_at: set[str] = field(default_factory=set)
     _misfits: Counter[str] = field(default_factory=Counter)  # by class
     _skipped: dict[Line, float] = field(default_factory=dict)  # the cost of those that did not fit
@@ -75,6 +92,9 @@ class Claim:
         request = oldest if overdue else min(self._left(service_class), key=self._turn)
         self._looked_at.add(request.id)
         if self._fits(request):
+            if self._should_leave(request):
+                self.closed = self.left = True
+                return
             self._take(request, is_oldest=request is oldest, in_turn=not overdue)
             return
         self._misfits[service_class] += 1
@@ -112,5 +132,26 @@ class Claim:
             request.misfit_since = self.now
         elif self.now - request.misfit_since >= self.rules.max_age:
             self.closed = True
-            return self.holds_nothing and not self.taken
+            return not self.num_held and not self.taken
         return False
+
+    def standing(self) -> Standing:
+        """What the engine says of itself after this claim."""
+        slots, blocks = self._room(CLASSES[-1])
+        return Standing(self.num_held + len(self.taken), max(0, slots), max(0, blocks))
+
+    def _should_leave(self, request: Request) -> bool:
+        """Whether those that hold less, beside whom somebody would not have to give way, can take all that waits
+        before they hold as much."""
+        waiting = [r for r in self.waiting if r not in self.taken]
+        heads = [min(of_class, key=lambda r: r.arrival) for c in CLASSES if (of_class := _in_class(waiting, c))]
+        if any(self.now - head.since >= self.rules.max_left for head in heads):
+            return False
+        mine = self.standing()
+        level = mine.held if mine.places(request) else 10**9
+        places = sum(max(0, min(other.places(request), level - other.held)) for other in self.others)
+        return len(waiting) <= places
+
+
+def _in_class(requests: Sequence[Request], service_class: str) -> list[Request]:
+    return [r for r in requests if r.queued and r.service_class == service_class]

@@ -11,6 +11,7 @@ from typing import Any
 import redis
 
 from noria.engine.wire.messages import CLASSES, decode_frame
+from tests.engine.wire.reference.claiming import Standing
 from tests.engine.wire.reference.pool import Pool
 from tests.engine.wire.reference.requests import Request
 
@@ -42,6 +43,7 @@ def expected(pool: Pool) -> Contents:
     contents["engines"] = {engine: lease.expires for engine, lease in pool.leases.items()}
     contents["engine_stats"] = {engine: lease.stats for engine, lease in pool.leases.items() if lease.stats}
     contents["lives"] = {engine: lease.life for engine, lease in pool.leases.items()}
+    contents["rooms"] = {engine: _room(lease.standing) for engine, lease in pool.leases.items()}
     contents["trials"] = {engine: lease.trial for engine, lease in pool.leases.items() if lease.trial}
     contents["drain"] = _without_zeros(
         {"at": pool.drain.at, "tokens": pool.drain.tokens, "rate": rounded(pool.drain.rate or 0.0)}
@@ -58,7 +60,8 @@ def _fields(r: Request) -> dict[str, str | bytes]:
         "body": r.body, "size": len(r.body), "class": r.service_class, "tenant": r.tenant, "gateway": r.gateway,
         "cost": r.cost, "block_size": r.block_size, "prompt": r.prompt, "tokens": r.tokens, "weight": r.weight,
         "deadline": "" if r.deadline is None else r.deadline, "logged": int(r.logged), "engine": r.engine,
-        "epoch": r.epoch, "attempts": len(r.lives), "arrival": r.arrival, "place": r.priority * 2**32 + r.arrival,
+        "epoch": r.epoch, "attempts": len(r.lives), "arrival": r.arrival, "since": r.since,
+        "place": r.priority * 2**32 + r.arrival,
     }  # fmt: skip
     optional = {
         "engines": " ".join(r.engines),
@@ -78,6 +81,10 @@ def _fields(r: Request) -> dict[str, str | bytes]:
     if r.waits:
         fields |= {"seq": r.seq} | ({"done": 1} if r.done else {})
     return {name: _text(value) for name, value in fields.items()}
+
+
+def _room(standing: Standing | None) -> str:
+    return f"{standing.held} {standing.slots} {standing.blocks}" if standing else ""
 
 
 def _text(value: Any) -> str | bytes:
@@ -162,7 +169,7 @@ def _value(name: str, reply: Any) -> Any:
         return {field.decode() for field in reply}
     if kind == "request":
         return {f.decode(): v if f == b"body" else v.decode() for f, v in reply.items()}
-    if kind in ("owned", "lives", "trials"):
+    if kind in ("owned", "lives", "rooms", "trials"):
         return {field.decode(): text.decode() for field, text in reply.items()}
     return {f.decode(): v for f, v in reply.items()} if isinstance(reply, dict) else reply
 

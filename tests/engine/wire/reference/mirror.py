@@ -57,7 +57,8 @@ class Mirror:
         service_class, tenant, gateway, cost, block_size, prompt, tokens, weight, deadline, priority, logged = rest[:11]
         request = Request(
             request_id, body, service_class, tenant, gateway, cost, block_size, prompt, tokens, weight,
-            None if deadline == "" else deadline, priority, bool(logged), *rest[15:], accepted=self.pool.now,
+            None if deadline == "" else deadline, priority, bool(logged), *rest[15:],
+            accepted=self.pool.now, since=self.pool.now,
         )  # fmt: skip
         return self.pool.enqueue(request, rest[11:15])
 
@@ -70,7 +71,7 @@ class Mirror:
 
     def _claim(
         self, engine: str, lease: int, slots: str, blocks: str, stats: bytes, resync: int, lookahead: int, max_age: int,
-        max_passed: int, num_finished: int, *rest: Any,
+        max_passed: int, max_left: int, num_finished: int, *rest: Any,
     ) -> list[object]:  # fmt: skip
         ends, known = rest[: 4 * num_finished], rest[4 * num_finished :]
         return self.pool.claim(
@@ -80,7 +81,7 @@ class Mirror:
             stats,
             list(zip(ends[::4], ends[1::4], ends[2::4], ends[3::4], strict=True)),
             known if resync else None,
-            Rules(lookahead, max_age, max_passed),
+            Rules(lookahead, max_age, max_passed, max_left),
         )
 
     def _release(self, only: str, deaths: int, max_deaths: int, _length: int, error: str, *_: int) -> Any:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from noria.engine.wire.messages import CLASSES, TokenFrame
 from tests.engine.wire.reference import ledger
-from tests.engine.wire.reference.claiming import Claim, Rules
+from tests.engine.wire.reference.claiming import Claim, Rules, Standing
 from tests.engine.wire.reference.drain import Drain
 from tests.engine.wire.reference.requests import Request, ending
 from tests.engine.wire.reference.turns import Turns, line_of
@@ -24,6 +24,7 @@ class Lease:
     trial: str = ""  # the suspect that it tries
     to_cancel: list[str] = field(default_factory=list)
     stats: bytes = b""
+    standing: Standing | None = None  # what it said with its last claim beside others
 
 
 @dataclass
@@ -154,7 +155,7 @@ class Pool:
     def _take(
         self, engine: str, lease: Lease, room: tuple[Sequence[int], Sequence[int]], rules: Rules
     ) -> list[Request]:
-        claim = Claim(self.waiting(), self.turns, *room, rules, self.now, not self.held(engine))
+        claim = Claim(self.waiting(), self.turns, *room, rules, self.now, len(self.held(engine)), self._others(engine))
         if not lease.trial:
             suspect = claim.try_suspects()
             lease.trial = suspect.id if suspect else ""
@@ -168,7 +169,14 @@ class Pool:
             if self.drain.at == 0:  # a busy period begins
                 self.drain.note(self.now, 0)
             self.bell = self.bell or bool(self.waiting())
+        self.bell = self.bell or claim.left
+        if len(self.leases) > 1:
+            lease.standing = claim.standing()
         return claim.taken
+
+    def _others(self, engine: str) -> list[Standing]:
+        others = (lease for name, lease in self.leases.items() if name != engine and lease.expires >= self.now)
+        return [lease.standing for lease in others if lease.standing]
 
     def _finish(self, engine: str, request_id: str, epoch: int, generated: int, details: str) -> int:
         """Returns what it had weighed in the queue. Only who holds it, under this epoch, can finish it."""
@@ -226,7 +234,7 @@ class Pool:
         return True
 
     def _put_back(self, request: Request) -> None:
-        request.engine, request.cost = "", request.needs()
+        request.engine, request.cost, request.since = "", request.needs(), self.now
         if request.queued:
             self.turns.rejoin(request)
 

@@ -31,6 +31,7 @@ class Request:
     account: str  # whom the ledger names; "": nobody
     billed: int  # prompt tokens that it counts
     accepted: int  # ms
+    since: int  # ms: for how long it waits, or waited last
     arrival: int = 0
     engine: str = ""  # who runs it; "": it waits
     epoch: int = 0
