@@ -1,5 +1,5 @@
 """What adapters cost: the time of a decode step with none of its rows, some or all under LoRA adapters, against that
-of the model alone, which goes through the backend's fused layers.
+of the model alone. Rows of one adapter lie next to each other, as the engine puts them.
 
     python -m bench.adapters [MODEL] [--rank 16]
 
@@ -76,10 +76,11 @@ def main() -> None:
     for num in (1, 8, 32):
         mixes = {
             "none": [""] * num,
-            "one row": [digests[0], *[""] * (num - 1)],
+            "one row": [*[""] * (num - 1), digests[0]],
             "one adapter": [digests[0]] * num,
-            "four adapters": [digests[i % 4] for i in range(num)],
-            "four and none": [["", *digests][i % 5] for i in range(num)],
+            "four adapters": sorted(digests[i % 4] for i in range(num)),
+            "half and half": sorted([digests[0]] * (num - num // 2) + [""] * (num // 2)),
+            "four and none": sorted(["", *digests][i % 5] for i in range(num)),
         }
         times: dict[str, list[float]] = {name: [] for name in mixes}
         for _ in range(given.steps + 1):  # interleaved, so that a noisy neighbour hits all alike; the first warms up

@@ -307,9 +307,20 @@ class Engine:
     # --- the iteration --------------------------------------------------------------------------------------------
 
     def _submit(self, batch: Batch, select_seconds: float) -> None:
+        if self._adapters is not None and self._adapters.loaded:
+            batch = self._grouped(batch)
         self._batches.append(_Out(batch, self._exchange_seconds, select_seconds, perf_counter()))
         self._exchange_seconds = 0.0  # a second plan out beside this one had none of its own
         self._executor.submit(self._step_input(batch))
+
+    def _grouped(self, batch: Batch) -> Batch:
+        """Decode rows first, as before, and among them and the others those of one adapter next to each other."""
+        refs = [self._live[row.request.id].claimed.request.adapter for row in batch.rows]
+        if not any(refs):
+            return batch
+        digests = ["" if ref is None else ref.digest for ref in refs]
+        order = sorted(range(len(refs)), key=lambda place: (not batch.rows[place].is_decode, digests[place]))
+        return Batch(tuple(batch.rows[place] for place in order))
 
     def _step_input(self, batch: Batch) -> StepInput:
         rows = [self._live[row.request.id].row(row, self._card) for row in batch.rows]

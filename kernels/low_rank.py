@@ -39,17 +39,19 @@ class LowRank:
 
 @dataclass(frozen=True, slots=True)
 class AdaptedRows:
-    """The tokens of a step that one adapter serves."""
+    """Tokens `start` to `stop` of a step, which one adapter serves."""
 
     pairs: Mapping[Place, LowRank]
-    rows: Tensor | None  # int64 [n] in 0 .. T - 1, on the operations' device; None: all of them
+    packed: Any | None  # as `Ops.pack_low_ranks` laid it out
+    start: int
+    stop: int
 
 
 class AdaptedOps:
     """See `ops.Ops`: as `inner`, but that the outputs of slots get what the adapters add, to their own tokens alone.
 
     An adapter's products are the backend's own, and are added in a rounding of their own: a token's bits depend on its
-    batch no more than they do without adapters.
+    batch no more than they do without adapters. The C kernels do the same in their layers (`cpu/layers.c`).
     """
 
     def __init__(self, inner: Ops, adapted: Sequence[AdaptedRows]) -> None:
@@ -65,14 +67,9 @@ class AdaptedOps:
         out = self._inner.linear(x, packed.packed, add_to)
         for group in self._adapted:
             pair = group.pairs.get(packed.place)
-            if pair is None:
-                continue
-            own = x if group.rows is None else x.index_select(0, group.rows)
-            delta = self._inner.linear(self._inner.linear(own, pair.down), pair.up)
-            if group.rows is None:
-                out.add_(delta)
-            else:
-                out.index_add_(0, group.rows, delta)
+            if pair is not None:
+                own = slice(group.start, group.stop)
+                self._inner.linear(self._inner.linear(x[own], pair.down), pair.up, add_to=out[own])
         return out
 
 

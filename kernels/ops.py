@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -88,6 +88,11 @@ class Ops(Protocol):
     def pack_layers(self, layers: Sequence[Any]) -> Any:
         """A decoder's layers (`layers.LayerWeights`) of Llama's form, their linears packed here, for `run_layers`."""
 
-    def run_layers(self, x: Tensor, layers: Any, eps: float, kv: Any, plan: Any) -> Tensor:
-        """x [T, C] through all layers, bit for bit as `layers.run_layers` composes Llama's of the operations above. x
+    def pack_low_ranks(self, pairs: Mapping[Any, Any], num_layers: int) -> Any | None:
+        """An adapter (`low_rank.LowRank` by place), its linears packed here, for `run_layers`; None where that knows no
+        adapters, and they are composed (`low_rank.AdaptedOps`)."""
+
+    def run_layers(self, x: Tensor, layers: Any, eps: float, kv: Any, plan: Any, adapted: Sequence[Any] = ()) -> Tensor:
+        """x [T, C] through all layers, bit for bit as `layers.run_layers` composes Llama's of the operations above, and
+        as that does with `adapted` tokens (`low_rank.AdaptedRows`), where their adapters were packed for it. x
         may be overwritten."""

@@ -5,8 +5,9 @@ Knows no requests or models.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -130,7 +131,18 @@ class TorchOps:
     def pack_layers(self, layers: Sequence[LayerWeights]) -> list[LayerWeights]:
         return list(layers)
 
-    def run_layers(self, x: Tensor, layers: list[LayerWeights], eps: float, kv: KVPools, plan: StepPlan) -> Tensor:
+    def pack_low_ranks(self, pairs: Mapping[Any, Any], num_layers: int) -> None:
+        return None
+
+    def run_layers(
+        self,
+        x: Tensor,
+        layers: list[LayerWeights],
+        eps: float,
+        kv: KVPools,
+        plan: StepPlan,
+        adapted: Sequence[Any] = (),
+    ) -> Tensor:
         return run_layers(self, x, layers, LayerForm(eps), kv, [plan] * len(layers))
 
 

@@ -7,6 +7,7 @@ what belongs to whom. Knows no sampling and no model.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -19,8 +20,8 @@ from noria.kernels.layout import RaggedLayout
 class FlatBatch:
     """Tensors of one iteration. `starts[i]` is the first token of row i. `logit_rows` index the T tokens whose logits
     are wanted: first the last token of each sampling row, with a guess before each further one, in row order; then the
-    positions of rows that asked for prompt log-probabilities. `adapted` has the tokens of each adapter, by its digest;
-    None: they are all its own."""
+    positions of rows that asked for prompt log-probabilities. `adapted` are runs of tokens under one adapter: its
+    digest, first token, and the one behind the last."""
 
     token_ids: Tensor  # int64 [T]
     positions: Tensor  # int64 [T]
@@ -28,7 +29,7 @@ class FlatBatch:
     starts: list[int]
     logit_rows: Tensor  # int64 [L]
     num_sampled: int
-    adapted: dict[str, Tensor | None]  # int64 [n]
+    adapted: list[tuple[str, int, int]]
 
 
 def flatten(step: StepInput, block_size: int, num_groups: int = 1) -> FlatBatch:
@@ -62,13 +63,12 @@ def flatten(step: StepInput, block_size: int, num_groups: int = 1) -> FlatBatch:
         starts=starts,
         logit_rows=torch.tensor(last + prompt, dtype=torch.int64),
         num_sampled=len(last),
-        adapted=_adapted(step, starts, len(token_ids)) if any(row.adapter for row in step.rows) else {},
+        adapted=_adapted(step, [*starts, len(token_ids)]) if any(row.adapter for row in step.rows) else [],
     )
 
 
-def _adapted(step: StepInput, starts: list[int], num_tokens: int) -> dict[str, Tensor | None]:
-    tokens: dict[str, list[int]] = {}
-    for row, start in zip(step.rows, starts, strict=True):
-        if row.adapter:
-            tokens.setdefault(row.adapter, []).extend(range(start, start + len(row.token_ids)))
-    return {digest: None if len(own) == num_tokens else torch.tensor(own) for digest, own in tokens.items()}
+def _adapted(step: StepInput, starts: list[int]) -> list[tuple[str, int, int]]:
+    """Whoever made the batch has put the rows of one adapter next to each other."""
+    places = groupby(range(len(step.rows)), lambda place: step.rows[place].adapter)
+    runs = ((digest, list(run)) for digest, run in places)
+    return [(digest, starts[run[0]], starts[run[-1] + 1]) for digest, run in runs if digest]

@@ -52,6 +52,7 @@ class Adapter:
     """`digest` is that of its files: equal ones compute the same."""
 
     pairs: Mapping[Place, LowRank]
+    packed: Any | None  # all of them, as `Ops.pack_low_ranks` laid them out
     digest: str
     num_bytes: int  # of its tensors, laid out
 
@@ -66,7 +67,7 @@ def load_adapter(folder: Path, spec: ModelSpec, ops: Ops) -> Adapter:
         pairs[place] = LowRank(ops.pack_linear([down]), ops.pack_linear([up]))
         num_bytes += 4 * (down.numel() + up.numel())
     file.refuse_rest()
-    return Adapter(pairs, digest, num_bytes)
+    return Adapter(pairs, ops.pack_low_ranks(pairs, spec.num_layers), digest, num_bytes)
 
 
 def describe(folder: Path) -> tuple[LoraConfig, int, int]:

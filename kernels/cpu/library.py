@@ -39,7 +39,7 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "noria_rms_norm": (_L, [_P, _P, _F, _L, _L, _P, _P, _I]),
     "noria_silu_mul": (_L, [_P, _L, _L, _P, _P, _I]),
     "noria_gelu_mul": (_L, [_P, _L, _L, _P, _P, _I]),
-    "noria_layers": (_L, [_P, _P, _L, _P, _D, _P, _P, _I]),
+    "noria_layers": (_L, [_P, _P, _L, _P, _D, _P, _L, _P, _P, _I]),
 }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,11 +17,13 @@ import torch
 from torch import Tensor
 
 from noria.kernels.compiles import Compiles
+from noria.kernels.cpu import structs
 from noria.kernels.cpu.library import Unavailable
 from noria.kernels.cpu.pages import HugePages, zeros_when_read
-from noria.kernels.cpu.structs import Batch, Layer, Linear, Pools, Segment
+from noria.kernels.cpu.structs import Adapted, Batch, Layer, Linear, Pools, Segment
 from noria.kernels.layers import LayerWeights
 from noria.kernels.layout import RaggedLayout
+from noria.kernels.low_rank import LINEARS, AdaptedRows, LowRank, Place
 from noria.kernels.ops import Scores
 from noria.kernels.pools import KVPools
 from noria.kernels.weights import GroupedWeight, Weight
@@ -258,10 +260,27 @@ class NativeOps:
             records.append(Layer(*norms, *(packed.record for packed in linears)))
         return PackedLayers((Layer * len(records))(*records), list(layers))
 
-    def run_layers(self, x: Tensor, layers: PackedLayers, eps: float, kv: NativePools, plan: StepPlan) -> Tensor:
+    def pack_low_ranks(self, pairs: Mapping[Place, LowRank], num_layers: int) -> Any:
+        """An array of `structs.LowRank`; who holds the pairs keeps alive what they point to."""
+        records = (structs.LowRank * (num_layers * len(LINEARS)))()
+        for (layer, name), pair in pairs.items():
+            record = records[layer * len(LINEARS) + LINEARS.index(name)]
+            record.down, record.up = ctypes.pointer(pair.down.record), ctypes.pointer(pair.up.record)
+        return records
+
+    def run_layers(
+        self,
+        x: Tensor,
+        layers: PackedLayers,
+        eps: float,
+        kv: NativePools,
+        plan: StepPlan,
+        adapted: Sequence[AdaptedRows] = (),
+    ) -> Tensor:
         if len(x):
             batch, count = ctypes.addressof(plan.batch), len(layers.layers)
-            self._run("noria_layers", layers.records, kv.records, count, batch, eps, x.data_ptr())
+            groups = (Adapted * len(adapted))(*(Adapted(g.packed, g.start, g.stop - g.start) for g in adapted))
+            self._run("noria_layers", layers.records, kv.records, count, batch, eps, groups, len(adapted), x.data_ptr())
         return x
 
 

@@ -69,6 +69,19 @@ typedef struct {
     Linear qkv, output, gate_up, down;
 } Layer;
 
+/* What an adapter adds to what a linear gives: up(down(x)). NULL where it is not on that linear. */
+typedef struct {
+    const Linear *down, *up;
+} LowRank;
+
+enum { QKV, OUTPUT, GATE_UP, DOWN, NUM_LINEARS };
+
+/* The tokens of a step from `start` on that one adapter serves. */
+typedef struct {
+    const LowRank *pairs; /* [layers, NUM_LINEARS] */
+    int64_t start, rows;
+} Adapted;
+
 /* The rows of a step: R rows, T tokens. */
 typedef struct {
     const int32_t *query_start; /* [R + 1] */

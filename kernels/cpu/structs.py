@@ -28,6 +28,14 @@ class Layer(ctypes.Structure):
     )
 
 
+class LowRank(ctypes.Structure):
+    _fields_ = (("down", ctypes.POINTER(Linear)), ("up", ctypes.POINTER(Linear)))
+
+
+class Adapted(ctypes.Structure):
+    _fields_ = (("pairs", ctypes.POINTER(LowRank)), ("start", c_int64), ("rows", c_int64))
+
+
 class Batch(ctypes.Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("query_start", "kv_lens", "block_table", "tasks")),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,15 +43,11 @@ def logits(model: Decoder, rows: list[tuple[list[int], Adapter | None]]) -> list
     lengths = [len(ids) for ids, _ in rows]
     blocks = [[2 * place, 2 * place + 1] for place in range(len(rows))]
     layout = RaggedLayout.build([(0, n, own) for n, own in zip(lengths, blocks, strict=True)], 0, BLOCK_SIZE)
-    tokens: dict[int, tuple[Adapter, list[int]]] = {}
-    first = 0
+    adapted, first = [], 0
     for ids, adapter in rows:
         if adapter is not None:
-            tokens.setdefault(id(adapter), (adapter, []))[1].extend(range(first, first + len(ids)))
+            adapted.append(AdaptedRows(adapter.pairs, adapter.packed, first, first + len(ids)))
         first += len(ids)
-    adapted = [
-        AdaptedRows(adapter.pairs, None if len(own) == first else torch.tensor(own)) for adapter, own in tokens.values()
-    ]
     positions = torch.cat([torch.arange(n) for n in lengths])
     ids = torch.tensor([token for prompt, _ in rows for token in prompt])
     hidden = model.hidden_states(ids, positions, kv, layout, None, adapted)
@@ -100,7 +97,8 @@ def test_an_adapter_fits_the_gguf_file_of_its_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_company_changes_no_bit(family: str, tmp_path: Path) -> None:
-    """Of two adapters and of the model alone in one batch; and the model alone has the bits of its fused layers."""
+    """Of two adapters and of the model alone in one batch, in fused layers and composed; and the model alone has the
+    bits that it has without any."""
     tiny_model(family).save_pretrained(tmp_path / "base")
     model = decoder(SafetensorsCheckpoint(tmp_path / "base"), "native", 512)
     adapters: list[Adapter | None] = [None]
@@ -113,6 +111,8 @@ def test_company_changes_no_bit(family: str, tmp_path: Path) -> None:
     assert all(torch.equal(one, other) for one, other in zip(alone, together, strict=True))
     backwards = logits(model, rows[::-1])[::-1]
     assert all(torch.equal(one, other) for one, other in zip(alone, backwards, strict=True))
+    composed = [(ids, adapter and replace(adapter, packed=None)) for ids, adapter in rows]
+    assert all(torch.equal(one, other) for one, other in zip(alone, logits(model, composed), strict=True))
 
 
 @pytest.fixture(scope="module")
