@@ -6,11 +6,11 @@ Knows PEFT's words; no tensor and no model.
 from __future__ import annotations
 
 import math
-import re
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+import regex
 
 from noria.engine.models.errors import ModelError
 from noria.engine.models.safetensors_checkpoint import read_json
@@ -18,6 +18,8 @@ from noria.engine.models.safetensors_checkpoint import read_json
 V = TypeVar("V")
 
 CONFIG_FILE = "adapter_config.json"
+
+_MATCH_SECONDS = 0.1
 
 _REFUSED = {
     "use_dora": "DoRA",
@@ -99,13 +101,13 @@ def _checked(path: Path, found: dict[str, Any]) -> LoraConfig:
         config = msgspec.convert(given, LoraConfig)
         for patterns in (config.rank_pattern, config.alpha_pattern):
             for pattern in patterns:
-                re.compile(pattern)
+                regex.compile(pattern)
         for chosen in (config.target_modules, config.exclude_modules):
             if isinstance(chosen, str):
-                re.compile(chosen)
+                regex.compile(chosen)
     except msgspec.ValidationError as error:
         raise ModelError(f"{path}: {error}") from None
-    except re.error as error:
+    except regex.error as error:
         raise ModelError(f"{path}: {error.pattern!r} is no regular expression: {error}") from None
     if min([config.r, *config.rank_pattern.values()]) < 1:
         raise ModelError(f"{path}: a rank is at least 1")
@@ -117,13 +119,22 @@ def _checked(path: Path, found: dict[str, Any]) -> LoraConfig:
 def _matches(wanted: list[str] | str, module: str) -> bool:
     """As PEFT has it: a list names modules or their last parts, a text is an expression for the whole name."""
     if isinstance(wanted, str):
-        return re.fullmatch(wanted, module) is not None
+        return _match(wanted, module)
     return any(module == name or module.endswith(f".{name}") for name in wanted)
+
+
+def _match(pattern: str, module: str) -> bool:
+    """Whether it is the whole name. Raises ModelError for an expression that takes too long: it comes with a file from
+    who knows where, and nothing else runs meanwhile."""
+    try:
+        return regex.fullmatch(pattern, module, timeout=_MATCH_SECONDS) is not None
+    except TimeoutError:
+        raise ModelError(f"{CONFIG_FILE}: the expression {pattern!r} takes too long to match") from None
 
 
 def _patterned(patterns: dict[str, V], module: str, default: V) -> V:
     """The value of the first pattern that the end of the module's name matches."""
     for pattern, value in patterns.items():
-        if re.match(rf"(.*\.)?({pattern})$", module):
+        if _match(rf"(.*\.)?({pattern})", module):
             return value
     return default
