@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
+from bench import graphs_gpu
 from noria.kernels import reference
 from noria.kernels.layout import RaggedLayout
 from noria.kernels.ops import Scores
@@ -212,6 +213,7 @@ def main() -> None:
             f"{batch.name:36}{result.ours_ms:10.3f}{torchs:>10}{result.of_ceiling:9.1%}{result.error:10.1e}", flush=True
         )
         torch.cuda.empty_cache()
+    graphs_gpu.main()
     if options.json:
         content = {"bandwidth": bandwidth, "products": products, "batches": [asdict(result) for result in results]}
         options.json.write_text(json.dumps(content, indent=1) + "\n")

@@ -88,6 +88,9 @@ class EngineConfig(Settings):
         False,
         description="The same bits for a token in any batch; on a GPU that is slower, with the C kernels always so",
     )
+    cuda_graphs: bool = Field(
+        True, description="On a GPU: launch what decode rows alone need as one graph, recorded at the start"
+    )
     dtype: Literal["auto", "fp32", "fp16", "bf16"] = Field(
         "auto",
         description="Precision of weights that are floats; auto: as the files have them, bf16 on a GPU",

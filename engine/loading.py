@@ -10,10 +10,11 @@ from collections.abc import Callable, Mapping
 import torch
 
 from noria.engine.execution.data_channel import DataChannel
+from noria.engine.execution.decode_graphs import CudaGraphs, DecodeGraphs
 from noria.engine.execution.model_runner import ModelRunner
 from noria.engine.execution.stage import Report, Stage
 from noria.engine.execution.step import RowInput, StepInput
-from noria.engine.models.decoder import Model
+from noria.engine.models.decoder import Decoder, Model
 from noria.engine.models.load import LoadedModel, build_decoder, load, open_checkpoint
 from noria.engine.models.lora import Adapter
 from noria.engine.plan import Plan
@@ -61,7 +62,11 @@ def new_runner(plan: Plan, model: Model, adapters: Mapping[str, Adapter] | None 
         plan.kv_dtype,
     )
     pools = pools.for_layers(groups.places, groups.of_layer)
-    return ModelRunner(model, pools, plan.config.block_size, adapters, len(groups.windows))
+    graphs = None
+    if plan.has_graphs and isinstance(model, Decoder):
+        rows, length = plan.config.max_batch_size, plan.max_model_len
+        graphs = DecodeGraphs(model, pools, CudaGraphs(), max_rows=rows, max_len=length, num_groups=len(groups.windows))
+    return ModelRunner(model, pools, plan.config.block_size, adapters, len(groups.windows), graphs)
 
 
 def new_stage(plan: Plan, model: Model, channel: DataChannel, report: Report) -> Stage:

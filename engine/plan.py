@@ -75,6 +75,18 @@ class Plan:
             return "transformers computes this model: adapters need layers of our own"
         return "adapters are not divided among ranks: they need --tp 1 and --pp 1" if self.parallel.size > 1 else ""
 
+    @property
+    def has_graphs(self) -> bool:
+        """Whether steps of decode rows alone are CUDA graphs: launches that are the same for any numbers, on one rank.
+        Which experts compute is asked of the numbers."""
+        return (
+            self.config.cuda_graphs
+            and self.ops.name == "triton"
+            and self.ops.device.type == "cuda"
+            and self.parallel.size == 1
+            and self.spec.experts is None
+        )
+
     def with_blocks(self, num_blocks: int) -> Plan:
         """With no more KV blocks than some other rank has room for."""
         num_blocks = min(num_blocks, self.num_blocks)

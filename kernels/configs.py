@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Phase = Literal["decode", "prefill"]
+PHASES: tuple[Phase, Phase] = ("decode", "prefill")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from noria.kernels import elementwise
 from noria.kernels.compiles import Compiles
-from noria.kernels.configs import Tile, linear_tile_for, tile_for
+from noria.kernels.configs import PHASES, Tile, linear_tile_for, tile_for
+from noria.kernels.decode_buffers import DecodeBuffers
 from noria.kernels.invariant_linear import invariant_linear
 from noria.kernels.layers import LayerWeights
 from noria.kernels.layout import RaggedLayout
@@ -25,6 +26,9 @@ from noria.kernels.pools import KVPools
 from noria.kernels.ragged_decode import DecodeRows, decode_attention
 from noria.kernels.ragged_prefill import PrefillRows, prefill_attention, prefill_tiles
 from noria.kernels.weights import Weight, as_floats
+
+ROPE_KINDS = 4
+"""Tables of angles that stay on the device: more than a model has."""
 
 INTERPRETED_SM = 90  # whose tiles are taken where there is no GPU and Triton interprets
 
@@ -63,38 +67,37 @@ class TritonOps:
         self.deterministic = deterministic
         self.compiles = Compiles()
         triton.knobs.runtime.jit_cache_hook = self.compiles.hook(triton.knobs.runtime.jit_cache_hook)
-        self._dtype = dtype
+        self.dtype = dtype
         major, minor = torch.cuda.get_device_capability(device) if device.type == "cuda" else divmod(INTERPRETED_SM, 10)
         self._sm = 10 * major + minor
         on_gpu = device.type == "cuda"
         self._programs = torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else 1
-        self._table: Tensor | None = None  # the angles that were moved last, and where they came from
-        self._angles = torch.empty(0)
+        self._angles: list[tuple[Tensor, Tensor]] = []  # those that were moved last, and what they are on the device
 
     def check_heads(self, head_dim: int, group: int) -> None:
         """Raises ValueError for heads that no tile serves; `group` is query heads to a KV head."""
         for phase in ("decode", "prefill"):
-            tile_for(self._sm, head_dim, group, phase, self._dtype.itemsize)
+            tile_for(self._sm, head_dim, group, phase, self.dtype.itemsize)
 
     # --- weights --------------------------------------------------------------------------------------------------
 
     def pack_linear(self, parts: Sequence[Weight], bias: Tensor | None = None) -> PackedLinear:
-        weight = torch.cat([as_floats(part).to(self.device, self._dtype) for part in parts])
-        return PackedLinear(weight, None if bias is None else bias.to(self.device, self._dtype))
+        weight = torch.cat([as_floats(part).to(self.device, self.dtype) for part in parts])
+        return PackedLinear(weight, None if bias is None else bias.to(self.device, self.dtype))
 
     def linear(self, x: Tensor, packed: PackedLinear, add_to: Tensor | None = None) -> Tensor:
         if self.deterministic:
-            tile = linear_tile_for(self._sm, self._dtype.itemsize)
+            tile = linear_tile_for(self._sm, self.dtype.itemsize)
             product = invariant_linear(x, packed.weight, packed.bias, tile, self._programs)
         else:
             product = F.linear(x, packed.weight, packed.bias)
         return product if add_to is None else add_to.add_(product)
 
     def pack_norm(self, weight: Tensor) -> Tensor:
-        return weight.to(self.device, self._dtype)
+        return weight.to(self.device, self.dtype)
 
     def pack_table(self, weight: Weight, head: PackedLinear | None) -> Tensor:
-        return head.weight if head is not None else as_floats(weight).to(self.device, self._dtype)
+        return head.weight if head is not None else as_floats(weight).to(self.device, self.dtype)
 
     def embed(self, table: Tensor, ids: Tensor) -> Tensor:
         return F.embedding(ids.to(self.device), table)
@@ -114,8 +117,8 @@ class TritonOps:
         self, layout: RaggedLayout, positions: Tensor, angles: Tensor, kv: KVPools, num_heads: int, scores: Scores
     ) -> StepPlan:
         group = num_heads // kv.num_kv_heads
-        decode_tile = tile_for(self._sm, kv.head_dim, group, "decode", self._dtype.itemsize)
-        prefill_tile = tile_for(self._sm, kv.head_dim, group, "prefill", self._dtype.itemsize)
+        decode_tile = tile_for(self._sm, kv.head_dim, group, "decode", self.dtype.itemsize)
+        prefill_tile = tile_for(self._sm, kv.head_dim, group, "prefill", self.dtype.itemsize)
         lengths, starts = layout.kv_lens.tolist(), layout.query_start.tolist()
         cut = prefill_tiles(starts, lengths, layout.decode_rows, prefill_tile.queries_at_once(group))
         query_start, kv_lens, table, tiles, slots, places = self._moved(
@@ -126,14 +129,33 @@ class TritonOps:
             layout.slot_mapping,
             positions,
         )
-        if self._table is not angles:
-            self._table, self._angles = angles, angles.to(self.device)
         decode = None
         if layout.decode_rows:
             longest = max(lengths[: layout.decode_rows])
             decode = DecodeRows.build(layout.decode_rows, table, kv_lens, longest, (num_heads, kv.head_dim))
         prefill = PrefillRows(table, query_start, kv_lens, tiles) if cut else None
-        return StepPlan(decode, decode_tile, prefill, prefill_tile, places, slots, self._angles, scores)
+        return StepPlan(decode, decode_tile, prefill, prefill_tile, places, slots, self._angles_here(angles), scores)
+
+    def plan_decode(
+        self, rows: DecodeBuffers, group: int, angles: Tensor, kv: KVPools, num_heads: int, scores: Scores
+    ) -> StepPlan:
+        """See `DecodePlanner`."""
+        shape = (num_heads, kv.head_dim)
+        tiles = [
+            tile_for(self._sm, kv.head_dim, num_heads // kv.num_kv_heads, phase, self.dtype.itemsize)
+            for phase in PHASES
+        ]
+        decode = DecodeRows.build(rows.num_rows, rows.tables[group], rows.kv_lens, rows.longest, shape)
+        here = self._angles_here(angles)
+        return StepPlan(decode, tiles[0], None, tiles[1], rows.positions, rows.slots[group], here, scores)
+
+    def _angles_here(self, angles: Tensor) -> Tensor:
+        """A model has one table, or one for each kind of rope; they change when they grow."""
+        for known, moved in self._angles:
+            if known is angles:
+                return moved
+        self._angles = [*self._angles[-(ROPE_KINDS - 1) :], (angles, angles.to(self.device))]
+        return self._angles[-1][1]
 
     def _moved(self, *parts: Tensor) -> list[Tensor]:
         """Integers as int32 on the device, in one transfer. Each part begins at a multiple of 16 bytes: compiled

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from noria.engine.execution.decode_graphs import DecodeGraphs
+from noria.engine.execution.device_sampler import sample_on_device
 from noria.engine.execution.pooling import pool
 from noria.engine.execution.ragged import FlatBatch, flatten
 from noria.engine.execution.sampler import logprobs, sample, token_logprob
@@ -35,8 +37,13 @@ class ModelRunner:
         block_size: int,
         adapters: Mapping[str, Adapter] | None = None,
         num_groups: int = 1,
+        graphs: DecodeGraphs | None = None,
     ) -> None:
-        """`num_groups`: groups of layers that have blocks of their own in the KV cache."""
+        """`num_groups`: groups of layers that have blocks of their own in the KV cache. `graphs` compute those steps
+        that they can."""
+        self._graphs = graphs
+        # Logits of a GPU stay there: they are many, and ids are few.
+        self._sample = sample_on_device if model.ops.name == "triton" else sample
         self._num_groups = num_groups
         self._model = model
         self._kv = kv
@@ -46,6 +53,11 @@ class ModelRunner:
     def execute(self, step: StepInput) -> list[RowOutput]:
         """One iteration; outputs in the order of `step.rows`."""
         batch = self.flatten(step)
+        size = None if self._graphs is None else self._graphs.size_for(step)
+        if self._graphs is not None and size is not None:
+            with torch.inference_mode():
+                logits, greedy = self._graphs.run(size, batch)
+                return sample_on_device(logits, [row.sampling for row in step.rows if row.sampling], greedy)
         return self.choose(step, batch, self.hidden(batch))
 
     def flatten(self, step: StepInput) -> FlatBatch:
@@ -69,7 +81,9 @@ class ModelRunner:
         """What the rows give, from hidden states behind the last layer."""
         with torch.inference_mode():
             logits = self._model.logits(hidden[batch.logit_rows[: batch.num_sampled]])
-            sampled = iter(sample(logits, [s for row in step.rows if row.sampling for s in (row.sampling, *row.draft)]))
+            sampled = iter(
+                self._sample(logits, [s for row in step.rows if row.sampling for s in (row.sampling, *row.draft)])
+            )
             prompts = self._prompt_logprobs(step, batch, hidden)
             pooled = self._pool(step, batch, hidden)
         outputs: list[RowOutput] = []
@@ -103,7 +117,10 @@ class ModelRunner:
         """For rows that asked: an entry for each of their `prompt_targets`."""
         entries: list[list[TokenLogprob] | None] = [None if row.prompt_targets is None else [] for row in step.rows]
         for place, places, targets in _prompt_slices(step, batch):
-            table, alternatives = logprobs(self._model.logits(hidden[places])), step.rows[place].prompt_alternatives
+            table, alternatives = (
+                logprobs(self._model.logits(hidden[places]).to("cpu")),
+                step.rows[place].prompt_alternatives,
+            )
             found = [token_logprob(row, token, alternatives) for row, token in zip(table, targets, strict=True)]
             entries[place] = [*(entries[place] or ()), *found]
         return entries

@@ -16,6 +16,9 @@ from noria.engine.execution.noise import exponentials
 from noria.engine.execution.step import NO_TOKEN, NoMask, RowOutput, Sampling
 from noria.engine.wire.messages import SamplingParams, TokenLogprob
 
+NOT_FINITE = "the model's logits are not finite"
+"""The error of a row whose logits are no numbers."""
+
 CANDIDATES = 256
 """Largest probabilities looked at before a whole row is sorted: top-p rarely needs more of them."""
 
@@ -29,7 +32,7 @@ def sample(logits: Tensor, rows: Sequence[Sampling]) -> list[RowOutput]:
     """
     if not rows:
         return []
-    faults = dict.fromkeys(_rows_with_nan(logits), "the model's logits are not finite")
+    faults = dict.fromkeys(_rows_with_nan(logits), NOT_FINITE)
     raw = {i: logprobs(logits[i]) for i, row in enumerate(rows) if row.params.logprobs is not None and i not in faults}
     for i, row in enumerate(rows):
         _adjust(logits[i], row)
@@ -93,7 +96,7 @@ def _restrict(logits: Tensor, rows: Sequence[Sampling]) -> dict[int, str]:
     """Take away in place what a row [V] may not choose; returns what is wrong with rows that have nothing left. Banned
     tokens come after all where the grammar allows nothing else: a fulfilled grammar ends its request whatever
     `min_tokens` and `ignore_eos` say."""
-    masked, faults = _masks(rows)
+    masked, faults = masks_of(rows)
     if masked:
         words = torch.from_numpy(np.stack(list(masked.values())))  # int32 [masked, W]
         bits = torch.bitwise_right_shift(words[:, :, None], torch.arange(32, dtype=torch.int32)) & 1
@@ -116,7 +119,7 @@ def _restrict(logits: Tensor, rows: Sequence[Sampling]) -> dict[int, str]:
     return faults
 
 
-def _masks(rows: Sequence[Sampling]) -> tuple[dict[int, NDArray[np.int32]], dict[int, str]]:
+def masks_of(rows: Sequence[Sampling]) -> tuple[dict[int, NDArray[np.int32]], dict[int, str]]:
     """The masks by row, and what is wrong with rows that should have one."""
     masked, faults = {}, {}
     for i, row in enumerate(rows):
@@ -138,7 +141,7 @@ def _draw(logits: Tensor, rows: Sequence[Sampling]) -> list[int]:
     # The maximum is taken out before the division, so that a tiny temperature cannot overflow.
     logits = (logits - logits.amax(dim=1, keepdim=True)) / temperature[:, None]
     probabilities = torch.softmax(logits, dim=1)
-    filtered = [i for i, row in enumerate(rows) if _has_filter(row.params)]
+    filtered = [i for i, row in enumerate(rows) if has_filter(row.params)]
     if filtered:
         floor = _floors(probabilities[filtered], [rows[i].params for i in filtered])
         kept = probabilities[filtered]
@@ -150,7 +153,8 @@ def _draw(logits: Tensor, rows: Sequence[Sampling]) -> list[int]:
     ]
 
 
-def _has_filter(params: SamplingParams) -> bool:
+def has_filter(params: SamplingParams) -> bool:
+    """Whether some tokens are left out before the draw."""
     return params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
 
 

@@ -5,7 +5,7 @@ Knows layers and tensors; not batches, requests, files or the scheduler.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol, cast
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from noria.engine.models.rope import RotaryAngles
 from noria.engine.models.spec import ModelSpec
+from noria.kernels.decode_buffers import DecodeBuffers, DecodePlanner
 from noria.kernels.layers import LayerForm, LayerWeights, Norm, normed, run_layers
 from noria.kernels.layout import RaggedLayout
 from noria.kernels.low_rank import AdaptedOps, AdaptedRows, with_slots
@@ -88,7 +89,8 @@ class Decoder:
         self, token_ids: Tensor, positions: Tensor, kv: KVPools, layout: RaggedLayout, logit_rows: Tensor
     ) -> Tensor:
         """`hidden_states`, then `logits` of the tokens at logit_rows int64 [L] in 0 .. T - 1: float32 [L, vocab]."""
-        return self.logits(self.hidden_states(token_ids, positions, kv, layout).index_select(0, logit_rows))
+        hidden = self.hidden_states(token_ids, positions, kv, layout)
+        return self.logits(hidden.index_select(0, logit_rows.to(hidden.device))).to("cpu")
 
     @torch.inference_mode()
     def hidden_states(
@@ -110,20 +112,41 @@ class Decoder:
         if x is None:
             x = self._embedded(token_ids, positions)
         longest = int(positions.max()) + 1 if len(positions) else 0
+        heads = self.spec.num_heads
+        plans = self._plans(
+            kv,
+            lambda group, angles, scores: self.ops.plan_step(
+                layout.of(group), positions, angles.up_to(longest), kv, heads, scores
+            ),
+        )
+        return self._through(x, kv, plans, adapted)
+
+    def decode_plans(self, rows: DecodeBuffers, kv: KVPools) -> list[Any]:
+        """Plans for `decode`, whatever the buffers hold when it runs. For operations that are a `DecodePlanner`."""
+        ops, heads = cast(DecodePlanner, self.ops), self.spec.num_heads
+        return self._plans(
+            kv,
+            lambda group, angles, scores: ops.plan_decode(rows, group, angles.up_to(rows.longest), kv, heads, scores),
+        )
+
+    @torch.inference_mode()
+    def decode(self, rows: DecodeBuffers, kv: KVPools, plans: list[Any]) -> Tensor:
+        """`hidden_states` of the tokens in the buffers, without a question to the host: [N, hidden]."""
+        return self._through(self._embedded(rows.token_ids, rows.positions), kv, plans)
+
+    def _plans(self, kv: KVPools, plan: Callable[[int, RotaryAngles, Scores], Any]) -> list[Any]:
+        """One for each layer, by its group of the KV cache and its kind of attention; alike ones share theirs."""
         places = list(zip(self._attention_of, kv.groups, strict=True)) if kv.groups else self._ungrouped
-        plans: dict[tuple[int, int], Any] = {}
-        for kind, group in dict.fromkeys(places):
-            angles, scores = self._attentions[kind]
-            plans[kind, group] = self.ops.plan_step(
-                layout.of(group), positions, angles.up_to(longest), kv, self.spec.num_heads, scores
-            )
+        made = {(kind, group): plan(group, *self._attentions[kind]) for kind, group in dict.fromkeys(places)}
+        return [made[place] for place in places]
+
+    def _through(self, x: Tensor, kv: KVPools, plans: list[Any], adapted: Sequence[AdaptedRows] = ()) -> Tensor:
         if self._fused is not None and all(rows.packed is not None for rows in adapted):
-            return self.ops.run_layers(x, self._fused, self.spec.norm_eps, kv, plans[0, 0], adapted)
-        each = [plans[place] for place in places]
+            return self.ops.run_layers(x, self._fused, self.spec.norm_eps, kv, plans[0], adapted)
         if adapted:
             ops = cast(Ops, AdaptedOps(self.ops, adapted))
-            return run_layers(ops, x, self._slotted, self._form, kv, each)
-        return run_layers(self.ops, x, self._weights.layers, self._form, kv, each)
+            return run_layers(ops, x, self._slotted, self._form, kv, plans)
+        return run_layers(self.ops, x, self._weights.layers, self._form, kv, plans)
 
     @cached_property
     def _slotted(self) -> list[LayerWeights]:
@@ -136,9 +159,9 @@ class Decoder:
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
-        """Next-token logits of hidden states [L, hidden]: float32 [L, vocab], on the CPU. The head is the largest
-        matrix, so only the tokens that need it come here."""
-        logits = self.ops.linear(self._normed(hidden), self._weights.head).to("cpu", torch.float32)
+        """Next-token logits of hidden states [L, hidden]: float32 [L, vocab], where the operations leave them. The head
+        is the largest matrix, so only the tokens that need it come here."""
+        logits = self.ops.linear(self._normed(hidden), self._weights.head).to(torch.float32)
         if self.spec.logit_scale != 1.0:
             logits.mul_(self.spec.logit_scale)
         if self.spec.logit_softcap:
