@@ -49,6 +49,12 @@ def simulate_command(
     ] = 32,
     kv_blocks: Annotated[int, typer.Option(min=1, help="Blocks of the KV memory.")] = 384,
     block_size: Annotated[int, typer.Option(min=1, help="Tokens in one block.")] = 16,
+    window: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=0, help="Tokens that a group of layers sees, 0: all; repeat it for each group. (default: one of all)"
+        ),
+    ] = None,
     costs: Annotated[
         Path | None,
         typer.Option(help="What iterations cost, from `noria trace --fit-costs`. (default: the demo model)"),
@@ -72,7 +78,8 @@ def simulate_command(
         kv_token=(kv_token_us, 1e-6),
     )
     workload = Workload(requests, prompt, output, ask_max_tokens, seed)
-    engine = Engine(max_batch_size, max_batch_tokens, max_chunk_tokens, kv_blocks, block_size)
+    windows = tuple(window or (0,))
+    engine = Engine(max_batch_size, max_batch_tokens, max_chunk_tokens, kv_blocks, block_size, windows)
     _check(engine, workload, cost, rate)
     if plot is not None and find_spec("matplotlib") is None:
         raise BadSetting("--plot needs matplotlib: pip install matplotlib")
@@ -108,7 +115,7 @@ def _check(engine: Engine, workload: Workload, cost: CostModel, rates: Sequence[
     if not any(asdict(cost).values()):
         raise BadSetting("an iteration that costs nothing has no latency: give some cost")
     longest = workload.prompt[1] + max(workload.output[1], workload.max_tokens)
-    if longest > engine.num_blocks * engine.block_size:
+    if not engine.fits(longest):
         raise BadSetting(f"--kv-blocks {engine.num_blocks}: a request may have {longest} tokens and would never fit")
 
 

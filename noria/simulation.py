@@ -14,6 +14,9 @@ from noria.engine.scheduling.policy import POLICIES
 from noria.engine.scheduling.scheduler import Scheduler
 from noria.replay import TOKEN, Replay, Result, Workload
 
+LONGEST = 2**31 - 1
+"""Tokens of a context that never ends."""
+
 
 @dataclass(frozen=True, slots=True)
 class Engine:
@@ -24,17 +27,26 @@ class Engine:
     max_chunk_tokens: int = 32
     num_blocks: int = 1024
     block_size: int = 16
+    windows: tuple[int, ...] = (0,)  # of each group of layers, tokens; 0: they see everything
 
     def scheduler(self, policy: str) -> Scheduler:
+        max_step = POLICIES[policy].max_step(self.max_batch_tokens, 0)
         # Prompts are made up here, so a prefix cache would find what no client has sent.
-        kv = KVBlocks(self.num_blocks, self.block_size, prefix_cache=False)
+        kv = KVBlocks(self.num_blocks, self.block_size, False, self.windows, max_step)
         return Scheduler(
             POLICIES[policy],
             kv,
             max_batch_size=self.max_batch_size,
             max_batch_tokens=self.max_batch_tokens,
             max_chunk_tokens=self.max_chunk_tokens,
-            max_model_len=self.num_blocks * self.block_size,
+            max_model_len=LONGEST,
+        )
+
+    def fits(self, num_tokens: int) -> bool:
+        """Whether a text of so many tokens has room under every policy, all of it being a prompt."""
+        return all(
+            self.scheduler(policy).kv.groups.most(num_tokens, at_once=num_tokens) <= self.num_blocks
+            for policy in POLICIES
         )
 
     def capacity(self, cost: CostModel, workload: Workload) -> float:

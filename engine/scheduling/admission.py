@@ -126,7 +126,7 @@ class Admission:
 
     def _enter(self, request: Request, prefix: list[int]) -> None:
         self._kv.take_prefix(request, prefix)
-        request.is_private = not self._shares(request)
+        request.is_private = self._kv.is_windowed and not self._shares(request)
         self._kv.reserve(request, self._reserved(request), self._at_once(request))
         if request.num_preemptions:
             self.preemptions.recomputed += max(0, request.num_lost - request.num_computed)
@@ -218,3 +218,6 @@ class Admission:
             raise AssertionError("requests are out of order")
         if any(r.blocks or r.in_flight for r in self.waiting):
             raise AssertionError("a waiting request holds blocks or is in flight")
+        reserved = [r for r in self.running if self._kv.is_windowed and not self._shares(r)]
+        if any(self._kv.still_needed(r) > r.num_promised for r in reserved):
+            raise AssertionError("less is promised to a request than was reserved for it")

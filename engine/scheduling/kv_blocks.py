@@ -96,10 +96,11 @@ class KVBlocks:
         """Let go of what lies wholly behind the windows, the start of the text first. What comes back is promised to
         `request` as far as it will need it."""
         groups, num_freed, num_holes = self.groups, 0, request.num_holes
+        computed = min(request.num_computed, request.num_tokens - 1)  # as padding, the newest is computed once more
         for group, window in enumerate(groups.windows):
             if not window:
                 continue
-            end = groups.first_page(group, request.num_computed) * groups.num + group
+            end = groups.first_page(group, computed) * groups.num + group
             places = range(group, min(end, len(request.blocks)), groups.num)
             behind = list(takewhile(lambda place: request.blocks[place] != HOLE, reversed(places)))
             for place in reversed(behind):
@@ -107,9 +108,13 @@ class KVBlocks:
                 request.blocks[place] = HOLE
             request.num_holes += len(behind)
         if request.num_holes > num_holes:
-            needed = groups.most(request.num_reserved, num_computed=request.num_computed)
-            needed -= len(request.blocks) - request.num_holes
-            self._promise(request, min(needed, request.num_promised + num_freed))
+            self._promise(request, min(self.still_needed(request), request.num_promised + num_freed))
+
+    def still_needed(self, request: Request) -> int:
+        """Blocks beside those held that `request` needs at most of what was reserved for it."""
+        computed = min(request.num_computed, request.num_tokens - 1)
+        held = len(request.blocks) - request.num_holes
+        return self.groups.most(request.num_reserved, num_computed=computed) - held
 
     def cached_prefix(self, request: Request) -> list[int]:
         """Blocks that already hold the start of `request`'s tokens. At least one token is left to compute, since a

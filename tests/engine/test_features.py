@@ -5,18 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from random import Random
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
 from bench.tiny_model import make
 from noria.engine.config import EngineConfig
+from noria.engine.execution.executor import Executor
 from noria.engine.execution.step import StepInput
 from noria.engine.live import LiveRequest
 from noria.engine.offline import OfflineEngine
 from noria.engine.scheduling.scheduler import Scheduler
 from noria.engine.scheduling.speculation import Drafter
-from noria.engine.wire.messages import Claimed, GenerationRequest, Grammar, SamplingParams
+from noria.engine.wire.messages import Claimed, GenerationRequest, Grammar, ModelCard, SamplingParams
 
 GREEDY = {"temperature": 0.0}
 PARAMS: list[dict[str, Any]] = [
@@ -46,8 +47,16 @@ def requests() -> list[GenerationRequest]:
 Answer = tuple[list[int], str | None, list[float]]
 
 
+class Parts(Protocol):
+    """What `run` needs of an engine."""
+
+    _scheduler: Scheduler
+    _executor: Executor
+    card: ModelCard
+
+
 def run(
-    engine: OfflineEngine, asked: list[GenerationRequest], before_step: Callable[[Scheduler], None] = lambda _: None
+    engine: Parts, asked: list[GenerationRequest], before_step: Callable[[Scheduler], None] = lambda _: None
 ) -> list[Answer]:
     """Tokens, reason of the end and log-probabilities of each request, computed together."""
     scheduler, executor = engine._scheduler, engine._executor

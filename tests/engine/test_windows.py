@@ -4,6 +4,7 @@ memory. Tiny models of random weights; what nobody holds is poisoned before ever
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from math import ceil, nan
 from pathlib import Path
 from typing import Any
@@ -13,18 +14,21 @@ from tokenizers import Tokenizer
 from tokenizers.models import BPE
 
 from noria.engine.config import EngineConfig
-from noria.engine.execution.executor import LocalExecutor
+from noria.engine.execution.executor import Executor, LocalExecutor
 from noria.engine.models.layer_groups import LayerGroups, group_layers
 from noria.engine.models.load import inspect
 from noria.engine.models.source import resolve
 from noria.engine.offline import OfflineEngine
 from noria.engine.plan import Plan, kv_groups, plan
+from noria.engine.scheduling.kv_blocks import KVBlocks
+from noria.engine.scheduling.policy import POLICIES
 from noria.engine.scheduling.request import HOLE
 from noria.engine.scheduling.scheduler import Scheduler
-from noria.engine.wire.messages import GenerationRequest, SamplingParams
+from noria.engine.wire.messages import GenerationRequest, ModelCard, SamplingParams
 from noria.kernels.pools import KVPools
 from tests.engine.models.families import tiny_model
 from tests.engine.test_features import Answer, run
+from tests.engine.thread_ranks import thread_ranks
 
 SIZE = 16
 MODELS = ["mistral-window", "gemma3"]
@@ -162,3 +166,28 @@ def test_a_long_text_holds_what_its_windows_show(engine_of: Callable[..., Offlin
     sampling = SamplingParams(max_tokens=50, temperature=0, ignore_eos=True)
     run(engine, [GenerationRequest(str(i), "tiny", t, sampling, gateway="") for i, t in enumerate(texts)], before_step)
     assert running == 3 and not scheduler.preemptions.total
+
+
+@dataclass
+class Ranks:
+    """See `Parts`."""
+
+    _scheduler: Scheduler
+    _executor: Executor
+    card: ModelCard
+
+
+def test_stages_count_blocks_alike(model: Path, kept: list[Answer], engine_of: Callable[..., OfflineEngine]) -> None:
+    """Each has some layers of each group, and computes from the one table of blocks."""
+    with thread_ranks(config(model, pp=2)) as ranks:
+        groups = kv_groups(ranks.plan.config, ranks.plan.groups)
+        blocks = KVBlocks(4 * groups.most(100), SIZE, True, groups.windows, groups.max_step)
+        scheduler = Scheduler(
+            POLICIES["paged"],
+            blocks,
+            max_batch_size=4,
+            max_batch_tokens=groups.max_step,
+            max_model_len=512,
+            num_stages=ranks.executor.depth,
+        )
+        assert run(Ranks(scheduler, ranks.executor, engine_of().card), asked()) == kept

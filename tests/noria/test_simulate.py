@@ -11,6 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from noria.costs import CostModel
+from noria.replay import Workload
+from noria.simulation import Engine, simulate
+
 
 def noria_simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "noria", "simulate", "--requests", "10", *arguments]
@@ -52,3 +56,15 @@ def test_a_plot_or_a_line_that_says_what_is_missing(tmp_path: Path) -> None:
 def test_what_makes_no_sense_is_one_line(arguments: tuple[str, ...], message: str) -> None:
     done = noria_simulate(*arguments)
     assert done.returncode == 2 and message in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("policy", ["static", "orca", "paged"])
+def test_windows_let_more_requests_in(policy: str) -> None:
+    workload = Workload(30, prompt=(200, 300), output=(100, 200))
+    batches = []
+    for windows in ((0,), (96,)):
+        engine = Engine(num_blocks=80, max_batch_tokens=128, windows=windows)
+        result = simulate(policy, 5.0, engine=engine, workload=workload, cost=CostModel()).summary()
+        batches.append(result["mean_batch_size"])
+        assert result["num_preemptions"] == 0 or policy == "paged"
+    assert batches[1] > 1.3 * batches[0]

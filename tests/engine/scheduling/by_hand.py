@@ -20,8 +20,10 @@ def scheduler_of(
     chunk: int = 0,
     cache: bool = False,
     stages: int = 1,
+    windows: tuple[int, ...] = (0,),
 ) -> Scheduler:
-    kv = KVBlocks(num_blocks, block_size, prefix_cache=cache)
+    max_step = POLICIES[policy].max_step(tokens, 0)
+    kv = KVBlocks(num_blocks, block_size, cache, windows, max_step)
     return Scheduler(
         POLICIES[policy],
         kv,

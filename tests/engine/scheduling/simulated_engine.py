@@ -153,6 +153,8 @@ class SimulatedEngine:
                 batch, [list(row.request.blocks) for row in batch.rows], [row.request.num_tokens for row in batch.rows]
             )
         )
+        if not self.scheduler.policy.preempts:
+            assert not self.scheduler.preemptions.total, "what is reserved is kept"
         if self.scheduler.policy.name == "orca":
             self.check_first_come_first_served()
         return True

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from noria.engine.scheduling.preemption import MAX_PASSED_OVER, MAX_PREEMPTIONS
+from noria.engine.scheduling.request import HOLE
 from noria.engine.scheduling.scheduler import Scheduler
 from tests.engine.scheduling.by_hand import finish, request_of, run, scheduler_of, step
 
@@ -116,3 +119,20 @@ def test_a_preempted_request_comes_back_only_with_room_for_everybody_to_grow() -
             assert scheduler.kv.num_free >= 1 + num_running
         finish(scheduler, batch)
     assert scheduler.preemptions.memory <= 3
+
+
+@pytest.mark.parametrize("protected", [False, True])
+def test_with_windows_who_is_preempted_no_more_shares_no_blocks(protected: bool) -> None:
+    """What it lets go of must be free for what it goes on with."""
+    scheduler = scheduler_of("paged", num_blocks=32, cache=True, tokens=8, windows=(14,))
+    first, second = request_of("a", 16, 40), request_of("b", 16, 4)
+    first.num_preemptions = MAX_PREEMPTIONS * protected
+    scheduler.add(first)
+    step(scheduler)
+    scheduler.add(second)
+    shared = 0
+    while len(scheduler) > 1:
+        step(scheduler)
+        shared = max(shared, *(scheduler.kv.num_holding(block) for block in first.blocks if block != HOLE))
+    assert shared == (1 if protected else 2)
+    assert (second.num_cached > 0) == (not protected)
