@@ -233,18 +233,19 @@ def test_an_engine_that_comes_later_has_what_was_loaded(place: Place, folder: Pa
 
 
 @pytest.mark.parametrize(
-    ("lora", "message"),
+    ("lora", "fields", "message"),
     [
-        ("tiny={a}", "a name of the model itself"),
-        ("n=/nowhere", "/nowhere/adapter_config.json"),
-        ("other={a}", "another model is served by this name"),
+        ("tiny={a}", {}, "a name of the model itself"),
+        ("n=/nowhere", {}, "/nowhere/adapter_config.json"),
+        ("other={a}", {}, "another model is served by this name"),
+        ("n={a}", {"tp": 2}, "they need --tp 1 and --pp 1"),
     ],
 )
 def test_an_engine_does_not_start_with_an_adapter_that_is_no_good(
-    lora: str, message: str, place: Place, folder: Path, capsys: pytest.CaptureFixture[str]
+    lora: str, fields: dict[str, Any], message: str, place: Place, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     redis.Redis.from_url(place.url).zadd(keys.POOLS, {"other": 1e15})
     lora = lora.format(a=folder / "a")
-    config = EngineConfig(model=str(folder / "tiny"), redis_url=place.url, kv_memory="16MiB", lora=lora)
+    config = EngineConfig(model=str(folder / "tiny"), redis_url=place.url, kv_memory="16MiB", lora=lora, **fields)
     assert server._run(config, None, threading.Event(), threading.Event()) == 2
     assert message in capsys.readouterr().err
