@@ -16,6 +16,7 @@ from noria.engine.models.decoder import Decoder
 from noria.engine.models.load import load
 from noria.engine.models.source import resolve
 from noria.engine.wire.messages import SamplingParams
+from noria.kernels.float8 import float8_linear, to_float8
 from noria.kernels.triton_ops import TritonOps
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
@@ -66,3 +67,14 @@ def test_choosing_tokens_waits_for_the_device_once() -> None:
     finally:
         torch.cuda.set_sync_debug_mode(before)
     assert len(device_sampler.sample_on_device(logits.clone(), rows)) == 2
+
+
+@pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0), reason="no fp8 rows")
+def test_products_of_8_bit_floats_are_those_of_the_rounded_numbers() -> None:
+    x = torch.randn(37, 512, device="cuda", dtype=torch.bfloat16)
+    weight, bias = torch.randn(256, 512, device="cuda"), torch.randn(256, device="cuda", dtype=torch.bfloat16)
+    rounded, scale = to_float8(weight)
+    own, mine = to_float8(x)
+    exact = (own.double() * mine) @ (rounded.double() * scale).t() + bias
+    found = float8_linear(x, rounded, scale.t().contiguous(), bias)
+    assert float((found - exact).abs().max() / exact.abs().max()) < 1e-2
