@@ -25,6 +25,7 @@ from noria.kernels.ops import Scores
 from noria.kernels.pools import KVPools
 from noria.kernels.ragged_decode import DecodeRows, decode_attention
 from noria.kernels.ragged_prefill import PrefillRows, prefill_attention, prefill_tiles
+from noria.kernels.transfer import to_device
 from noria.kernels.weights import Float8Weight, Weight, as_floats
 
 ROPE_KINDS = 4
@@ -108,7 +109,7 @@ class TritonOps:
         return head.weight if head is not None else as_floats(weight).to(self.device, self.dtype)
 
     def embed(self, table: Tensor, ids: Tensor) -> Tensor:
-        return F.embedding(ids.to(self.device), table)
+        return F.embedding(to_device(ids, self.device), table)
 
     # --- attention ------------------------------------------------------------------------------------------------
 
@@ -172,7 +173,7 @@ class TritonOps:
         whole = torch.zeros(sum(sizes), dtype=torch.int32)
         for place, part in zip(whole.split_with_sizes(sizes), parts, strict=True):
             place[: part.numel()] = part.flatten()
-        moved = whole.to(self.device).split_with_sizes(sizes)
+        moved = to_device(whole, self.device).split_with_sizes(sizes)
         return [place[: part.numel()].view(part.shape) for place, part in zip(moved, parts, strict=True)]
 
     def rope_write_kv(self, qkv: Tensor, kv: KVPools, layer: int, plan: StepPlan) -> Tensor:
