@@ -77,30 +77,28 @@ def compare(
             break
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default=EngineConfig.model_fields["model"].default)
-    parser.add_argument("--prompts", type=int, default=50)
-    parser.add_argument("--longest", type=int, default=600)
-    parser.add_argument("--new-tokens", type=int, default=32)
-    options = parser.parse_args(arguments)
+def load_reference(model: str) -> torch.nn.Module:
+    """The model as transformers computes it in float32."""
+    path = resolve(model).path
+    where = (path.parent, {"gguf_file": path.name}) if path.suffix == ".gguf" else (path, {})
+    return AutoModelForCausalLM.from_pretrained(where[0], dtype=torch.float32, **where[1]).eval()
 
-    engine = OfflineEngine(EngineConfig(model=options.model, max_model_len=1024, prefix_cache=False))
-    tokenizer = Tokenizer.load(engine.tokenizer_files)
-    prompts = make_prompts(options.prompts, options.longest, tokenizer)
-    params = SamplingParams(max_tokens=options.new_tokens, temperature=0)
+
+def measure(model: str, reference: torch.nn.Module, *, count: int, longest: int, new_tokens: int) -> Report:
+    """Our output for `count` prompts of up to `longest` tokens against the reference's; prints every place that is not
+    the same."""
+    engine = OfflineEngine(EngineConfig(model=model, max_model_len=1024, prefix_cache=False))
+    prompts = make_prompts(count, longest, Tokenizer.load(engine.tokenizer_files))
+    params = SamplingParams(max_tokens=new_tokens, temperature=0)
     together = [g.token_ids for g in engine.generate(prompts, params)]
     alone = [engine.generate([prompt], params)[0].token_ids for prompt in prompts]
     engine.close()
 
-    path = resolve(options.model).path
-    where = (path.parent, {"gguf_file": path.name}) if path.suffix == ".gguf" else (path, {})
-    model = AutoModelForCausalLM.from_pretrained(where[0], dtype=torch.float32, **where[1]).eval()
     report = Report()
-    compare("together", model, prompts, together, report)
+    compare("together", reference, prompts, together, report)
     # Where both runs gave the same tokens, one verdict holds for both.
     apart = [i for i in range(len(prompts)) if alone[i] != together[i]]
-    compare("alone", model, [prompts[i] for i in apart], [alone[i] for i in apart], report)
+    compare("alone", reference, [prompts[i] for i in apart], [alone[i] for i in apart], report)
     for run, index, place, gap in report.ties:
         print(f"tie: {run}, prompt {index} of {len(prompts[index])} tokens, place {place}, gap {gap:.1e}")
     for run, index, place, ours, theirs, gap in report.differences:
@@ -110,6 +108,23 @@ def main(arguments: list[str] | None = None) -> int:
         f"{len(prompts)} prompts of {min(lengths)} to {max(lengths)} tokens, {len(apart)} of them not the same alone "
         f"as together: {report.tokens} tokens compared, {len(report.ties)} ties within {TIE}, "
         f"{len(report.differences)} differences"
+    )
+    return report
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default=EngineConfig.model_fields["model"].default)
+    parser.add_argument("--prompts", type=int, default=50)
+    parser.add_argument("--longest", type=int, default=600)
+    parser.add_argument("--new-tokens", type=int, default=32)
+    options = parser.parse_args(arguments)
+    report = measure(
+        options.model,
+        load_reference(options.model),
+        count=options.prompts,
+        longest=options.longest,
+        new_tokens=options.new_tokens,
     )
     return 1 if report.differences else 0
 

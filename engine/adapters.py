@@ -54,7 +54,6 @@ class Adapters:
         adapter = self._load(path)
         self._keep(adapter)
         self.own.append(AdapterRef(name, str(path), adapter.digest))
-        self._listed |= {adapter.digest}
 
     def bring(self, ref: AdapterRef) -> Future[str] | None:
         """None where the adapter is there; else it is being loaded, and the future's result is its digest. The future
@@ -89,7 +88,7 @@ class Adapters:
         self._listed = frozenset(digests)
 
     def close(self) -> None:
-        self._loader.shutdown(wait=True, cancel_futures=True)
+        self._loader.shutdown(wait=False, cancel_futures=True)
 
     def _fetch(self, ref: AdapterRef) -> str:
         try:
@@ -109,6 +108,7 @@ class Adapters:
 
     def _keep(self, adapter: Adapter) -> None:
         self.counts.loads += 1
+        self._listed |= {adapter.digest}  # until the list is looked at again: nobody could use it before
         self.loaded.setdefault(adapter.digest, adapter)
 
 

@@ -95,9 +95,9 @@ class EngineConfig(Settings):
         "auto",
         description="Precision of weights that are floats; auto: as the files have them, bf16 on a GPU",
     )
-    quantize: Literal["none", "int8", "q4"] = Field(
+    quantize: Literal["none", "int8", "q4", "fp8"] = Field(
         "none",
-        description="Round weights that are floats to 8 or 4 bits when they are loaded; needs the C kernels",
+        description="Round weights that are floats when they are loaded; int8, q4: with the C kernels, fp8: on Hopper",
     )
     tp: int = Field(
         1,

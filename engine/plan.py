@@ -197,13 +197,29 @@ def _parallel(config: EngineConfig, given: Rendezvous) -> Parallel:
 
 def _precision(config: EngineConfig, ops: Ops) -> Precision:
     """Raises ValueError for a precision that these kernels do not compute in."""
-    if config.quantize != "none" and ops.name != "native":
+    if config.quantize == "fp8":
+        _check_float8(config, ops)
+    elif config.quantize != "none" and ops.name != "native":
         raise ValueError(
             f"--quantize {config.quantize} needs the C kernels (--kernels native): {ops.name} has no integers"
         )
     if config.dtype in ("fp16", "bf16") and ops.name == "torch":
         raise ValueError(f"--dtype {config.dtype} needs the C kernels or a GPU: plain torch computes in fp32")
     return Precision(config.dtype, config.quantize)
+
+
+def _check_float8(config: EngineConfig, ops: Ops) -> None:
+    """Raises ValueError where products of 8-bit floats cannot be had."""
+    if ops.name != "triton" or ops.device.type != "cuda":
+        raise ValueError(f"--quantize fp8 needs a GPU of compute capability 9.0: {ops.name} kernels have no fp8")
+    major, minor = torch.cuda.get_device_capability(ops.device)
+    if (major, minor) < (9, 0):
+        raise ValueError(f"--quantize fp8 needs a GPU of compute capability 9.0: this one has {major}.{minor}")
+    if config.deterministic or config.dtype not in ("auto", "bf16"):
+        raise ValueError(
+            "--quantize fp8 goes with bf16, and has not the same bits in any batch: leave --dtype and "
+            "--deterministic away"
+        )
 
 
 def _kv_dtype(precision: Precision, ops: Ops) -> str:
@@ -215,6 +231,9 @@ def _weight_bytes(spec: ModelSpec, source: ModelSource, precision: Precision, op
     stored = stored_bytes(source) if ops.name == "native" or parallel.size > 1 else 0  # reads the headers again
     if ops.name == "triton":
         whole = spec.weight_bytes if precision.dtype == "fp32" else spec.weight_bytes // 2
+        if precision.quantize == "fp8":
+            tables = spec.vocab_size * spec.hidden_size * (1 if spec.tied else 2)
+            whole = whole // 2 + tables  # of two bytes, others of one
     else:
         whole = spec.weight_bytes if ops.name == "torch" else precision.weight_bytes(spec, stored)
     return whole if parallel.size == 1 else whole * stored_bytes(source, parallel) // max(stored, 1)

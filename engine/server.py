@@ -81,6 +81,7 @@ def _run(config: EngineConfig, pages: StatusPages | None, stop: threading.Event,
         if stop.is_set():
             broker.close()
             return EXIT_OK
+        _refuse_taken(planned, broker.engine_id)
         trace = open_trace(planned)
         tracer = open_tracer("engine", config.traces, broker.engine_id)
         assembly = assemble(planned, _Progress(planned.name, config.progress_fd), broker.announce)
@@ -199,6 +200,16 @@ def _watch(planned: Plan, assembly: Assembly, engine_id: str) -> AdapterWatch | 
     watch = AdapterWatch(assembly.adapters, pool)
     watch.start()
     return watch
+
+
+def _refuse_taken(planned: Plan, engine_id: str) -> None:
+    """Raises ValueError for an adapter that would be called as another model is."""
+    if planned.config.adapters:
+        pool = EngineAdapterList(planned.config.redis_url, planned.name, engine_id)
+        taken = pool.taken(planned.config.adapters)
+        pool.close()
+        if taken:
+            raise ValueError(f"--lora {taken[0]}: another model is served by this name")
 
 
 def _wheel(planned: Plan, engine_id: str) -> Wheel:

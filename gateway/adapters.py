@@ -70,6 +70,7 @@ class AdapterOffice:
         """The model whose engines are to load it: the only one where none is named."""
         statuses = await self._statuses()
         if base is None:
+            statuses = [status for status in statuses if status.takes_requests] or statuses
             if len(statuses) != 1:
                 message = f"Missing required parameter: 'base_model_name': {len(statuses)} models are served."
                 raise InvalidRequest(message, param="base_model_name", code="missing_required_parameter")

@@ -54,7 +54,7 @@ async def respond(
     ticket: IssuedTicket | None = None
     record = new_record(delivery, fingerprint)
     if delivery.logged:
-        ticket = await services.tickets.issue(tenant.id, delivery, prefix, fingerprint)
+        ticket = await services.tickets.issue(tenant.id, delivery, prefix, fingerprint, question.num_choices)
         record = ticket.record
     if ticket is None or not ticket.following:
         await _require_live(services, question, ticket)

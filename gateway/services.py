@@ -32,7 +32,7 @@ from noria.gateway.schemas.sampling import SamplingFields
 from noria.gateway.stored_completions import StoredCompletions
 from noria.gateway.tenancy.admission import Admission, Caller, Part, output_limit
 from noria.gateway.tenancy.tenancy import Tenancy
-from noria.gateway.tickets import Ticket, TicketOffice
+from noria.gateway.tickets import Ticket, TicketOffice, request_ids
 from noria.gateway.tracing import trace_fields
 from noria.gateway.uploads import Uploads
 
@@ -121,7 +121,7 @@ class Services:
         prompt_tokens = [len(prompt) for prompt in question.prompts]
         if ticket is not None and ticket.following:
             return self.following(question.model, question.options, prompt_tokens, question.num_choices, group, ticket)
-        names = _names(group, question.num_choices)
+        names = request_ids(group, question.num_choices)
         requests = self._requests(tenant, question, names, logged=ticket is not None)
         parts = [Part(r.id, 0 if r.copy else len(r.prompt), r.sampling.max_tokens) for r in requests]
         admission = self.admission(tenant, question.model.card, group, parts)
@@ -139,7 +139,7 @@ class Services:
         ticket: Ticket,
     ) -> Generation:
         """The generation of an answer that another connection began."""
-        names = _names(group, num_choices)
+        names = request_ids(group, num_choices)
         origin = Followed(self.broker, self.pump, model.card, names, ticket)
         backlog = model.card.max_model_len * num_choices  # what is read again may come all at once
         return self._generation(origin, model, options, prompt_tokens, names, ticket, backlog)
@@ -231,7 +231,3 @@ def _bounded(caller: Caller | None, question: Question, place: int) -> SamplingP
         is_explicit=explicit,
     )
     return msgspec.structs.replace(params, max_tokens=most, min_tokens=min(params.min_tokens, most))
-
-
-def _names(group: str, num_choices: int) -> list[str]:
-    return [f"{group}-{place}" for place in range(num_choices)]

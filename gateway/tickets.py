@@ -146,8 +146,10 @@ class TicketOffice:
         self._broker = broker
         self._life = request_timeout + _LOG_LIFE
 
-    async def issue(self, tenant: str, delivery: Delivery, prefix: str, fingerprint: str) -> IssuedTicket:
-        """The ticket of a new answer, or of the one that the client's headers point to.
+    async def issue(
+        self, tenant: str, delivery: Delivery, prefix: str, fingerprint: str, num_requests: int
+    ) -> IssuedTicket:
+        """The ticket of a new answer made by `num_requests`, or of the one that the client's headers point to.
 
         Raises `StreamNotFound`, `IdempotencyConflict`, and `Overloaded` while the store is away.
         """
@@ -156,12 +158,13 @@ class TicketOffice:
                 if delivery.last_event is not None:
                     return await self._of_stream(tenant, delivery, prefix)
                 record = new_record(delivery, fingerprint)
-                key = None
                 if delivery.key is not None:
-                    key = _name(delivery.key)
-                    record = await self._of_key(tenant, key, record)
+                    return await self._of_key(tenant, _name(delivery.key), record, prefix, num_requests)
         except (BrokerUnavailable, TimeoutError) as error:
             raise Overloaded(STORE_AWAY, retry_after=2) from error
+        return self._ticket(tenant, record, prefix, None)
+
+    def _ticket(self, tenant: str, record: Record, prefix: str, key: str | None) -> IssuedTicket:
         return IssuedTicket(self._broker, tenant, record, prefix + record.group, key, self._life)
 
     async def forget(self, tenant: str, key: str) -> None:
@@ -183,23 +186,33 @@ class TicketOffice:
             raise IdempotencyConflict(message, param="Last-Event-ID", code="stream_body_mismatch")
         return IssuedTicket(self._broker, tenant, record, completion_id, None, self._life)
 
-    async def _of_key(self, tenant: str, key: str, fresh: Record) -> Record:
-        """The record under the key: `fresh` if there was none."""
+    async def _of_key(self, tenant: str, key: str, fresh: Record, prefix: str, num_requests: int) -> IssuedTicket:
+        """The ticket under the key: of `fresh` if there was none."""
         packed, until = _encode(fresh), time.monotonic() + _PATIENCE
         while True:
             known = await self._broker.remember(tenant, key, packed, _ADMISSION)
             if known is None:
-                return fresh
+                return self._ticket(tenant, fresh, prefix, key)
             record = _decode(known)
             if record.digest != fresh.digest:
                 message = "This Idempotency-Key was used for a request with another body or endpoint: use a new key."
                 raise IdempotencyConflict(message, param="Idempotency-Key")
             if record.admitted:
-                return record
+                return self._ticket(tenant, record, prefix, key)
             if time.monotonic() > until:
+                # Its gateway may have died before it could note that the last request was on the queue.
+                if await self._broker.has_frames(request_ids(record.group, num_requests)[-1]):
+                    late = self._ticket(tenant, record, prefix, key)
+                    await late.admitted()
+                    return self._ticket(tenant, late.record, prefix, key)
                 message = "The first request with this Idempotency-Key is still being let in. Please try again."
                 raise IdempotencyConflict(message, param="Idempotency-Key", code="idempotency_key_in_use")
             await asyncio.sleep(0.05)
+
+
+def request_ids(group: str, num_requests: int) -> list[str]:
+    """The ids of an answer's requests, in the order in which they are put on the queue."""
+    return [f"{group}-{place}" for place in range(num_requests)]
 
 
 def _name(key: str) -> str:

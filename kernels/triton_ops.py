@@ -14,7 +14,7 @@ import torch.nn.functional as F
 import triton
 from torch import Tensor
 
-from noria.kernels import elementwise
+from noria.kernels import elementwise, float8
 from noria.kernels.compiles import Compiles
 from noria.kernels.configs import PHASES, Tile, linear_tile_for, tile_for
 from noria.kernels.decode_buffers import DecodeBuffers
@@ -25,7 +25,8 @@ from noria.kernels.ops import Scores
 from noria.kernels.pools import KVPools
 from noria.kernels.ragged_decode import DecodeRows, decode_attention
 from noria.kernels.ragged_prefill import PrefillRows, prefill_attention, prefill_tiles
-from noria.kernels.weights import Weight, as_floats
+from noria.kernels.transfer import to_device
+from noria.kernels.weights import Float8Weight, Weight, as_floats
 
 ROPE_KINDS = 4
 """Tables of angles that stay on the device: more than a model has."""
@@ -37,6 +38,7 @@ INTERPRETED_SM = 90  # whose tiles are taken where there is no GPU and Triton in
 class PackedLinear:
     weight: Tensor  # [O, C]
     bias: Tensor | None  # [O]
+    scale: Tensor | None = None  # float32 [1, O], where the weight is 8-bit floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +84,18 @@ class TritonOps:
     # --- weights --------------------------------------------------------------------------------------------------
 
     def pack_linear(self, parts: Sequence[Weight], bias: Tensor | None = None) -> PackedLinear:
-        weight = torch.cat([as_floats(part).to(self.device, self.dtype) for part in parts])
-        return PackedLinear(weight, None if bias is None else bias.to(self.device, self.dtype))
+        bias = None if bias is None else bias.to(self.device, self.dtype)
+        rounded = [part for part in parts if isinstance(part, Float8Weight)]
+        if len(rounded) == len(parts):
+            values = torch.cat([part.values.view(torch.uint8) for part in rounded]).view(float8.DTYPE)
+            scale = torch.cat([part.scale for part in rounded]).t().contiguous()
+            return PackedLinear(values.to(self.device), bias, scale.to(self.device))
+        return PackedLinear(torch.cat([as_floats(part).to(self.device, self.dtype) for part in parts]), bias)
 
     def linear(self, x: Tensor, packed: PackedLinear, add_to: Tensor | None = None) -> Tensor:
-        if self.deterministic:
+        if packed.scale is not None:
+            product = float8.float8_linear(x, packed.weight, packed.scale, packed.bias)
+        elif self.deterministic:
             tile = linear_tile_for(self._sm, self.dtype.itemsize)
             product = invariant_linear(x, packed.weight, packed.bias, tile, self._programs)
         else:
@@ -100,7 +109,7 @@ class TritonOps:
         return head.weight if head is not None else as_floats(weight).to(self.device, self.dtype)
 
     def embed(self, table: Tensor, ids: Tensor) -> Tensor:
-        return F.embedding(ids.to(self.device), table)
+        return F.embedding(to_device(ids, self.device), table)
 
     # --- attention ------------------------------------------------------------------------------------------------
 
@@ -164,7 +173,7 @@ class TritonOps:
         whole = torch.zeros(sum(sizes), dtype=torch.int32)
         for place, part in zip(whole.split_with_sizes(sizes), parts, strict=True):
             place[: part.numel()] = part.flatten()
-        moved = whole.to(self.device).split_with_sizes(sizes)
+        moved = to_device(whole, self.device).split_with_sizes(sizes)
         return [place[: part.numel()].view(part.shape) for place, part in zip(moved, parts, strict=True)]
 
     def rope_write_kv(self, qkv: Tensor, kv: KVPools, layer: int, plan: StepPlan) -> Tensor:

@@ -1,4 +1,5 @@
-"""Weights as files hold them: plain floats, or small integers in groups that share a scale.
+"""Weights as files hold them: plain floats, or small integers in groups that share a scale; or rounded
+to 8-bit floats.
 
 Knows no file format and no layout of any kernel.
 """
@@ -58,9 +59,30 @@ class GroupedWeight:
         return GroupedWeight(q, scale, minimum, self.half_scales)
 
 
-Weight = Tensor | GroupedWeight
+@dataclass(frozen=True, slots=True)
+class Float8Weight:
+    """A weight [O, C] whose numbers are 8-bit floats times a scale of their row."""
+
+    values: Tensor  # float8_e4m3fn [O, C]
+    scale: Tensor  # float32 [O, 1]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.values.shape)
+
+    def floats(self) -> Tensor:
+        """The values: float32 [O, C]."""
+        return self.values.float() * self.scale
+
+    def rows(self, change: Callable[[Tensor], Tensor]) -> Float8Weight:
+        """See `GroupedWeight.rows`."""
+        moved = change(self.values.view(torch.uint8)).contiguous()  # few operations move 8-bit floats
+        return Float8Weight(moved.view(self.values.dtype), change(self.scale).contiguous())
+
+
+Weight = Tensor | GroupedWeight | Float8Weight
 
 
 def as_floats(weight: Weight) -> Tensor:
     """float32 [O, C], whatever the weight was."""
-    return weight.floats() if isinstance(weight, GroupedWeight) else weight.to(torch.float32)
+    return weight.to(torch.float32) if isinstance(weight, Tensor) else weight.floats()

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+import redis
 from pydantic import SecretStr
 from transformers import AutoModelForCausalLM
 
@@ -19,6 +20,7 @@ from bench.tiny_model import make
 from noria.engine import server
 from noria.engine.config import EngineConfig
 from noria.engine.offline import OfflineEngine
+from noria.engine.wire import keys
 from noria.engine.wire.messages import SamplingParams
 from noria.engine.wire.tokenizer import Tokenizer
 from noria.gateway.config import GatewaySettings
@@ -114,6 +116,11 @@ def texts(folder: Path) -> dict[str, str]:
     together = engine.generate(prompts, params, ["b", "", "a", "c"])
     assert [tokenizer.decode(said.token_ids) for said in together] == [found[n] for n in ("b", "tiny", "a", "c")]
     engine.close()
+    for other in ({"policy": "static"}, {"policy": "orca"}, {"speculate": "ngram", "max_batch_tokens": 16}):
+        engine = OfflineEngine(config.model_copy(update=other))
+        together = engine.generate(prompts, params, ["b", "", "a", "c"])
+        assert [tokenizer.decode(said.token_ids) for said in together] == [found[n] for n in ("b", "tiny", "a", "c")]
+        engine.close()
     assert len(set(found.values())) == 4
     return found
 
@@ -226,17 +233,19 @@ def test_an_engine_that_comes_later_has_what_was_loaded(place: Place, folder: Pa
 
 
 @pytest.mark.parametrize(
-    ("lora", "message"),
+    ("lora", "fields", "message"),
     [
-        ("tiny={a}", "a name of the model itself"),
-        ("n=/nowhere", "/nowhere/adapter_config.json"),
+        ("tiny={a}", {}, "a name of the model itself"),
+        ("n=/nowhere", {}, "/nowhere/adapter_config.json"),
+        ("other={a}", {}, "another model is served by this name"),
+        ("n={a}", {"tp": 2}, "they need --tp 1 and --pp 1"),
     ],
 )
 def test_an_engine_does_not_start_with_an_adapter_that_is_no_good(
-    lora: str, message: str, place: Place, folder: Path, capsys: pytest.CaptureFixture[str]
+    lora: str, fields: dict[str, Any], message: str, place: Place, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = EngineConfig(
-        model=str(folder / "tiny"), redis_url=place.url, kv_memory="16MiB", lora=lora.format(a=folder)
-    )
+    redis.Redis.from_url(place.url).zadd(keys.POOLS, {"other": 1e15})
+    lora = lora.format(a=folder / "a")
+    config = EngineConfig(model=str(folder / "tiny"), redis_url=place.url, kv_memory="16MiB", lora=lora, **fields)
     assert server._run(config, None, threading.Event(), threading.Event()) == 2
     assert message in capsys.readouterr().err

@@ -16,6 +16,7 @@ from torch import Tensor
 from noria.engine.execution.noise import exponentials_of, keys_of
 from noria.engine.execution.sampler import NOT_FINITE, has_filter, logprobs, masks_of, token_logprob
 from noria.engine.execution.step import NO_TOKEN, RowOutput, Sampling
+from noria.kernels.transfer import to_device
 
 DRAWN_AT_ONCE = 1 << 25
 """Numbers of noise made together: a hundred megabytes or two while they are."""
@@ -76,14 +77,14 @@ def launch(logits: Tensor, rows: Sequence[Sampling], masked: dict[int, NDArray[n
 
 
 def _moved(values: Sequence[float] | Sequence[tuple[int, int]], dtype: torch.dtype, beside: Tensor) -> Tensor:
-    return torch.tensor(values, dtype=dtype).to(beside.device, non_blocking=True)
+    return to_device(torch.tensor(values, dtype=dtype), beside.device)
 
 
 def _change(logits: Tensor, places: list[NDArray[np.int64]], amounts: list[NDArray[np.float32]], how: _Change) -> None:
     """Some numbers of `logits` [R, V], by their places among all, become how(number, amount). No place comes twice."""
     if places:
-        index = torch.from_numpy(np.concatenate(places)).to(logits.device, non_blocking=True)
-        amount = torch.from_numpy(np.concatenate(amounts)).to(logits.device, non_blocking=True)
+        index = to_device(torch.from_numpy(np.concatenate(places)), logits.device)
+        amount = to_device(torch.from_numpy(np.concatenate(amounts)), logits.device)
         flat = logits.view(-1)
         flat.index_copy_(0, index, how(flat.index_select(0, index), amount))
 
@@ -120,7 +121,7 @@ def _adjust(logits: Tensor, rows: Sequence[Sampling]) -> None:
 
 def _allowed(logits: Tensor, words: NDArray[np.int32]) -> Tensor:
     """bool [masked, V] of the bits of `words` [masked, W], lowest first."""
-    moved = torch.from_numpy(words).to(logits.device, non_blocking=True)
+    moved = to_device(torch.from_numpy(words), logits.device)
     bits = torch.bitwise_right_shift(moved[:, :, None], torch.arange(32, dtype=torch.int32, device=logits.device)) & 1
     return bits.flatten(1)[:, : logits.shape[1]].bool()
 

@@ -21,6 +21,7 @@ from noria.engine.models.lora import Adapter
 from noria.engine.wire.messages import TokenLogprob
 from noria.kernels.low_rank import AdaptedRows
 from noria.kernels.pools import KVPools
+from noria.kernels.transfer import to_device
 
 PROMPT_LOGITS = 64
 """Positions whose logits are held at once for prompt log-probabilities: 64 x 49,152 floats are 12 MB."""
@@ -80,7 +81,8 @@ class ModelRunner:
     def choose(self, step: StepInput, batch: FlatBatch, hidden: Tensor) -> list[RowOutput]:
         """What the rows give, from hidden states behind the last layer."""
         with torch.inference_mode():
-            logits = self._model.logits(hidden[batch.logit_rows[: batch.num_sampled]])
+            sampling = to_device(batch.logit_rows[: batch.num_sampled], hidden.device)
+            logits = self._model.logits(hidden[sampling])
             sampled = iter(
                 self._sample(logits, [s for row in step.rows if row.sampling for s in (row.sampling, *row.draft)])
             )

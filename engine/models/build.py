@@ -18,7 +18,7 @@ from noria.engine.models.spec import BOTH_ENDS, Ends, LayerSpec, ModelSpec, tens
 from noria.kernels.experts import Experts
 from noria.kernels.layers import LayerWeights, Norm
 from noria.kernels.ops import Ops
-from noria.kernels.weights import GroupedWeight, Weight
+from noria.kernels.weights import Weight
 
 AnyWeight = TypeVar("AnyWeight", Tensor, Weight)
 
@@ -143,7 +143,7 @@ class _TensorReader:
         def within_heads(rows: Tensor) -> Tensor:
             return rows.view(-1, len(order), *rows.shape[1:]).index_select(1, order).view(rows.shape)
 
-        return weight.rows(within_heads) if isinstance(weight, GroupedWeight) else within_heads(weight)
+        return within_heads(weight) if isinstance(weight, Tensor) else weight.rows(within_heads)
 
 
 def rotary_order(spec: ModelSpec) -> Tensor | None:

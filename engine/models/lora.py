@@ -67,6 +67,8 @@ def load_adapter(folder: Path, spec: ModelSpec, ops: Ops) -> Adapter:
         pairs[place] = LowRank(ops.pack_linear([down]), ops.pack_linear([up]))
         num_bytes += 4 * (down.numel() + up.numel())
     file.refuse_rest()
+    if digest_of(folder) != digest:
+        raise ModelError(f"{folder}: the adapter's files change while they are read")
     return Adapter(pairs, ops.pack_low_ranks(pairs, spec.num_layers), digest, num_bytes)
 
 

@@ -15,21 +15,22 @@ from torch import Tensor
 from noria.engine.models.build import Checkpoint
 from noria.engine.models.errors import ModelError
 from noria.engine.models.spec import ModelSpec
+from noria.kernels import float8
 from noria.kernels.quantize import GROUP, to_bytes, to_nibbles
-from noria.kernels.weights import GroupedWeight, Weight
+from noria.kernels.weights import Float8Weight, GroupedWeight, Weight
 
 Dtype = Literal["auto", "fp32", "fp16", "bf16"]
-Quantize = Literal["none", "int8", "q4"]
+Quantize = Literal["none", "int8", "q4", "fp8"]
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 TABLES = ("model.embed_tokens.weight", "lm_head.weight")
-"""Every token's logit comes out of these: they keep 8 bits."""
+"""Every token's logit comes out of these: they keep 8 bits, or all where others become 8-bit floats."""
 
 ROUTER = ".mlp.router.weight"
 """Decides between experts, and is small: never quantised."""
 
-_BYTES = {"int8": 34 / 32, "q4": 20 / 32, "fp16": 2.0, "bf16": 2.0, "fp32": 4.0}
+_BYTES = {"int8": 34 / 32, "q4": 20 / 32, "fp8": 1.0, "fp16": 2.0, "bf16": 2.0, "fp32": 4.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,13 @@ class Precision:
 
     def of(self, name: str, weight: Weight) -> Weight:
         """The weight of that name as it is to be kept. Raises OverflowError where half precision cannot hold it."""
-        if isinstance(weight, GroupedWeight):
+        if not isinstance(weight, Tensor):
             return weight
+        if self.quantize == "fp8":
+            rounds = (
+                name not in TABLES and not name.endswith(ROUTER) and not any(n % float8.MULTIPLE for n in weight.shape)
+            )
+            return Float8Weight(*float8.to_float8(weight)) if rounds else weight
         if self.quantize != "none" and weight.shape[1] % GROUP == 0 and not name.endswith(ROUTER):
             return _quantised(self.quantize, name)(weight)
         return self.rounded(weight)

@@ -6,7 +6,7 @@ Knows which of a layer's linears give parts of a sum; not where the other ranks 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
@@ -73,7 +73,12 @@ class ShardedOps:
     def pack_layers(self, layers: Sequence[LayerWeights]) -> list[LayerWeights]:
         return list(layers)
 
-    def run_layers(self, x: Tensor, layers: Sequence[LayerWeights], eps: float, kv: Any, plan: Any) -> Tensor:
+    def pack_low_ranks(self, pairs: Mapping[Any, Any], num_layers: int) -> None:
+        return None
+
+    def run_layers(
+        self, x: Tensor, layers: Sequence[LayerWeights], eps: float, kv: Any, plan: Any, adapted: Sequence[Any] = ()
+    ) -> Tensor:
         return run_layers(cast(Ops, self), x, layers, LayerForm(eps), kv, [plan] * len(layers))
 
 

@@ -6,7 +6,7 @@ Knows the store's keys; not what an adapter computes, and no HTTP.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -79,6 +79,11 @@ def parse_list(reply: Any) -> dict[str, ListedAdapter]:
     return listed
 
 
+def _is_void(entry: ListedAdapter) -> bool:
+    """Of a staged one: nobody waits for it any more."""
+    return time.time() - entry.created > 2 * LOAD_TIME
+
+
 class EngineAdapterList:
     """An engine's end. One thread at a time. Methods raise BrokerUnavailable and StoreFault."""
 
@@ -103,9 +108,15 @@ class EngineAdapterList:
             if ref.name not in listed or listed[ref.name].ref != ref:
                 self._store.run(("HSET", name, ref.name, msgspec.msgpack.encode(entry)))
 
+    def taken(self, names: Collection[str]) -> list[str]:
+        """Those that other models go by: there nobody would find an adapter."""
+        (known,) = self._store.run(("ZRANGE", keys.POOLS, 0, -1))
+        return sorted({model_id.decode() for model_id in known} & set(names) - {self._model_id})
+
     def listed(self) -> dict[str, ListedAdapter]:
+        """Those left out that a gateway began to load and did not live to end."""
         (reply,) = self._store.run(("HGETALL", keys.adapters(self._model_id)))
-        return parse_list(reply)
+        return {name: e for name, e in parse_list(reply).items() if not (is_staged(name) and _is_void(e))}
 
     def report(self, reports: Mapping[str, AdapterReport]) -> None:
         """This engine's word on all listed adapters, by name."""
@@ -132,7 +143,7 @@ class GatewayAdapterLists:
         there, found = await self._store.run(("HSETNX", key, field, packed), ("HGET", key, field))
         if there or found == packed:  # the latter where the command was repeated
             return True
-        if found is not None and time.time() - _decode_listed(found).created < 2 * LOAD_TIME:
+        if found is not None and not _is_void(_decode_listed(found)):
             return False
         await self._store.run(("HSET", key, field, packed))  # who began that one is dead
         return True

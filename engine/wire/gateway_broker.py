@@ -234,6 +234,11 @@ class GatewayBroker:
             if any(frame.finish for frame in frames):
                 return
 
+    async def has_frames(self, request_id: str) -> bool:
+        """Whether an engine has begun to answer this logged request, as far as its log still says."""
+        (length,) = await self._store.run(("XLEN", keys.log(request_id)))
+        return int(length) > 1  # the first entry opens it
+
     async def remember(self, tenant: str, name: str, record: bytes, ttl: float) -> bytes | None:
         """Keep `record` under the tenant's `name` for `ttl` seconds, unless there is one: then that is returned.
 

@@ -26,7 +26,7 @@ from noria.kernels.layout import RaggedLayout
 from noria.kernels.low_rank import LINEARS, AdaptedRows, LowRank, Place
 from noria.kernels.ops import Scores
 from noria.kernels.pools import KVPools
-from noria.kernels.weights import GroupedWeight, Weight
+from noria.kernels.weights import GroupedWeight, Weight, as_floats
 
 PAGE = 16
 """Tokens of a page; a KV block is one or several."""
@@ -136,7 +136,7 @@ class NativeOps:
                     kind, q.data_ptr(), scale.data_ptr(), lowest, first, count, in_features, data.data_ptr()
                 )
             else:
-                floats = part.to(torch.float32).contiguous()
+                floats = as_floats(part).contiguous()
                 self._library.noria_pack_floats(kind, floats.data_ptr(), first, count, in_features, data.data_ptr())
             first += count
         return data
@@ -296,7 +296,7 @@ def _kind(weight: Weight) -> int:
         return Q8 if weight.half_scales and weight.group_size == 32 else Q8_16
     for kind, dtype in ((F16, torch.float16), (BF16, torch.bfloat16)):
         # Some rows at a time: a large table need not be there three times over.
-        if all(torch.equal(rows.to(dtype).to(rows.dtype), rows) for rows in torch.split(weight, 4096)):
+        if all(torch.equal(rows.to(dtype).to(rows.dtype), rows) for rows in torch.split(as_floats(weight), 4096)):
             return kind
     return F32
 

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
-import sys
-from pathlib import Path
+from typing import Any
 
-ROOT = Path(__file__).parents[2]
+from bench.parity import measure
 
 
-def test_greedy_output_equals_the_reference() -> None:
-    command = [sys.executable, str(ROOT / "bench" / "parity.py"), "--prompts", "8", "--new-tokens", "8"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, cwd=ROOT)
-    print(done.stdout)
-    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
-    found = re.search(r"(\d+) tokens compared, (\d+) ties within \S+ (\d+) differences", done.stdout)
-    assert found is not None, done.stdout
-    tokens, ties, differences = map(int, found.groups())
-    assert tokens > 50 and differences == 0
-    assert ties <= 1
+def test_greedy_output_equals_the_reference(demo_reference: Any) -> None:
+    report = measure("smollm2-135m-instruct", demo_reference, count=8, longest=600, new_tokens=8)
+    assert report.tokens > 50 and report.differences == []
+    assert len(report.ties) <= 1

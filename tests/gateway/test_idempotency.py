@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import uuid
 
+import msgspec
 import pytest
 import redis
 
@@ -67,6 +68,24 @@ def test_a_repeat_attaches_to_what_is_running(pair, engine, launch, key, stream)
     assert {answer.status_code for answer in answers.values()} == {200}
     assert len({answer.content for answer in answers.values()}) == 1
     assert len(engine.seen) == 1
+
+
+def test_a_repeat_attaches_to_what_a_dead_gateway_could_not_note(pair, engine, launch, key, store_url, monkeypatch):
+    """It died with its requests on the queue, and the record under the key does not say so yet."""
+    monkeypatch.setattr("noria.gateway.tickets._PATIENCE", 0.2)
+    store = redis.Redis.from_url(store_url)
+    before = records(store_url)
+    first = keyed(pair[0], COMPLETIONS, TEXTS, key)
+    (name,) = records(store_url) - before
+    launch.eventually(lambda: b"answer" in store.get(name))
+    record = msgspec.msgpack.decode(store.get(name))
+    store.set(name, msgspec.msgpack.encode({k: record[k] for k in ("digest", "group", "created", "fingerprint")}))
+    assert keyed(pair[1], COMPLETIONS, TEXTS, key).json() == first.json()
+    assert len(engine.seen) == 4
+    store.delete(f"noria:log:{record['group']}-3")  # one of its requests has not begun, as far as is known
+    store.set(name, msgspec.msgpack.encode({k: record[k] for k in ("digest", "group", "created", "fingerprint")}))
+    in_use = keyed(pair[1], COMPLETIONS, TEXTS, key)
+    assert (in_use.status_code, in_use.json()["error"]["code"]) == (409, "idempotency_key_in_use")
 
 
 def test_a_retry_after_hanging_up_gets_the_answer(pair, engine, launch, key):

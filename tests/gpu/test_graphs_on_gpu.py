@@ -6,16 +6,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from bench import tiny_model
 from noria.engine.execution import device_sampler
 from noria.engine.execution.decode_graphs import CudaGraphs, DecodeGraphs
 from noria.engine.execution.model_runner import ModelRunner
-from noria.engine.execution.step import RowInput, Sampling, StepInput
+from noria.engine.execution.step import RowInput, RowOutput, Sampling, StepInput
 from noria.engine.models.decoder import Decoder
 from noria.engine.models.load import load
 from noria.engine.models.source import resolve
 from noria.engine.wire.messages import SamplingParams
+from noria.kernels.float8 import float8_linear, to_float8
 from noria.kernels.triton_ops import TritonOps
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
@@ -55,14 +57,38 @@ def test_a_replay_computes_what_the_launches_do_and_compiles_nothing(tmp_path: P
         assert torch.equal(plain, replayed)
 
 
-def test_choosing_tokens_waits_for_the_device_once() -> None:
-    rows = [Sampling(WARM, 4, (1, [2, 3, 3]), (5,)), Sampling(GREEDY, 4)]
-    logits = torch.randn(2, 500, device="cuda")
-    device_sampler.launch(logits.clone(), rows, {})
+def test_a_step_waits_for_the_device_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When its ids are read: here, for a mixed step, they are not."""
+    ops = TritonOps(torch.device("cuda"), torch.bfloat16)
+    model = load(resolve(str(tiny_model.make(tmp_path))), ops).model
+    spec = model.spec
+    kv = ops.new_kv_pools(spec.num_layers, 8, 16, spec.num_kv_heads, spec.head_dim, torch.bfloat16)
+    runner = ModelRunner(model, kv, 16)
+    warm, plain = Sampling(WARM, 4, (1, [2, 3, 3]), (5,)), Sampling(GREEDY, 4)
+    step = StepInput([RowInput([5], 6, [2], warm), RowInput([9, 8, 7], 0, [4], plain)], 1)
+    runner.execute(step)
+    launched: list[Tensor] = []
+
+    def unread(logits: Tensor, rows: list[Sampling]) -> list[RowOutput]:
+        launched.append(device_sampler.launch(logits, rows, {}))
+        return [RowOutput()] * len(rows)
+
+    monkeypatch.setattr(runner, "_sample", unread)
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        device_sampler.launch(logits.clone(), rows, {})
+        runner.execute(step)
     finally:
         torch.cuda.set_sync_debug_mode(before)
-    assert len(device_sampler.sample_on_device(logits.clone(), rows)) == 2
+    assert launched[0].shape == (2, 2)
+
+
+@pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0), reason="no fp8 rows")
+def test_products_of_8_bit_floats_are_those_of_the_rounded_numbers() -> None:
+    x = torch.randn(37, 512, device="cuda", dtype=torch.bfloat16)
+    weight, bias = torch.randn(256, 512, device="cuda"), torch.randn(256, device="cuda", dtype=torch.bfloat16)
+    rounded, scale = to_float8(weight)
+    own, mine = to_float8(x)
+    exact = (own.double() * mine) @ (rounded.double() * scale).t() + bias
+    found = float8_linear(x, rounded, scale.t().contiguous(), bias)
+    assert float((found - exact).abs().max() / exact.abs().max()) < 1e-2

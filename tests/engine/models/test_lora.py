@@ -151,6 +151,7 @@ MODEL = "base_model.model."
         ({"r": "four"}, {}, "Expected `int`"),
         ({"lora_alpha": float("nan")}, {}, "finite"),
         ({"target_modules": "("}, {}, "no regular expression"),
+        ({"target_modules": r"([a-z.]|\w|.)*\d\d"}, {}, "too long to match"),
         ({"r": 8}, {}, "has shape [4, 64], this model needs [8, 64]"),
         ({"target_modules": ["q_proj", "v_proj"]}, {}, "o_proj.lora_A.weight: target_modules do not name it"),
         ({"target_modules": [*ATTENTION, "k_proj"]}, {}, "k_proj.lora_A.weight is missing"),

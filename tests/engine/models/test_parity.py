@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from noria.engine.execution.model_runner import ModelRunner
 from noria.engine.execution.step import Pooling, RowInput, StepInput
@@ -54,12 +53,9 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module", params=["native", "torch"])
-def demo(request: pytest.FixtureRequest) -> tuple[Decoder, Any]:
-    path = resolve("smollm2-135m-instruct").path
-    checkpoint = GGUFCheckpoint(path)
-    model = decoder(checkpoint, request.param)
-    reference = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
-    return model, reference.eval()
+def demo(request: pytest.FixtureRequest, demo_reference: Any) -> tuple[Decoder, Any]:
+    checkpoint = GGUFCheckpoint(resolve("smollm2-135m-instruct").path)
+    return decoder(checkpoint, request.param), demo_reference
 
 
 def test_demo_logits_equal_transformers(demo: tuple[Decoder, Any]) -> None:

@@ -109,7 +109,7 @@ def test_chaos_the_gateway_dies_in_the_middle_and_another_ends_the_batch(launch,
         with survivor.client() as client:
             launch.eventually(lambda: client.get("/readyz").status_code == 200)
             batch = create(client, [line(f"id-{n}", max_tokens=16) for n in range(40)] + [line("bad", top_p=2)])
-            launch.eventually(lambda: state(client, batch)["request_counts"]["completed"] >= 6, 30)
+            launch.eventually(lambda: state(client, batch)["request_counts"]["completed"] >= 6, 90)
             # In the middle of some lines, so that the heir has something to attach to.
             launch.eventually(lambda: any(3 <= done <= 8 for _, _, done in list(engine.running.values())))
             doomed.send_signal(signal.SIGKILL)
@@ -117,7 +117,7 @@ def test_chaos_the_gateway_dies_in_the_middle_and_another_ends_the_batch(launch,
             half = state(client, batch)["request_counts"]
             assert half["completed"] < 40
             heir = launch.gateway(store_url, batch_concurrency=6)
-            done = finished(client, batch, 30)
+            done = finished(client, batch, 90)
             assert done["status"] == "completed"
             assert done["request_counts"] == {"total": 41, "completed": 40, "failed": 1}
             output, errors = results(client, done)
