@@ -15,6 +15,7 @@ from noria.doctor import Finding, fail, ok, warn
 from noria.engine.config import EngineConfig
 from noria.engine.memory import MemoryTooSmall, available, show_size
 from noria.engine.models.errors import ModelError
+from noria.engine.models.lora import describe
 from noria.engine.plan import plan
 from noria.kernels.cpu import library
 
@@ -25,6 +26,7 @@ _NVIDIA = Path("/proc/driver/nvidia/version")
 def check_engine(config: EngineConfig) -> Iterator[Finding]:
     """Everything that this machine must have to run `config.model`."""
     yield from _model(config)
+    yield from _adapters(config)
     yield from _kernels(config)
     yield from _processors(config)
     yield from _gpu()
@@ -43,6 +45,17 @@ def _model(config: EngineConfig) -> Iterator[Finding]:
         yield ok("model", f"{planned.name}: {planned.source.path}")
         tokens, free = planned.kv_tokens, show_size(available())
         yield ok("memory", f"{show_size(planned.kv_bytes)} for {tokens} tokens of KV; {free} are free")
+
+
+def _adapters(config: EngineConfig) -> Iterator[Finding]:
+    """Whether an adapter fits its model is found out when it is loaded."""
+    for name, folder in config.adapters.items():
+        try:
+            _, _, parameters = describe(folder)
+        except ModelError as error:
+            yield fail("adapter", f"{name}: {error}", "docs/lora.md says what an adapter's folder holds")
+        else:
+            yield ok("adapter", f"{name}: {parameters:,} parameters in {folder}")
 
 
 def _kernels(config: EngineConfig) -> Iterator[Finding]:

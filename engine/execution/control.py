@@ -6,6 +6,7 @@ Frozen records in msgpack over the standard library's authenticated connections.
 from __future__ import annotations
 
 import os
+import select
 import socket
 import threading
 from collections import Counter
@@ -99,12 +100,35 @@ class Line:
 
     def send_encoded(self, tag: Any, message: bytes) -> None:
         """What `encode` made, which several ranks may be sent. Raises LineClosed."""
+        with self._lock:
+            self._write(tag, message)
+
+    def offer(self, message: ToRank) -> None:
+        """Send a small message, unless that would have to wait: for who is sending, or for the other end to read.
+        Raises LineClosed."""
+        if not self._lock.acquire(blocking=False):
+            return
         try:
-            with self._lock:
-                self.sent[str(tag)] += 1
-                self.connection.send_bytes(message)
+            if self._is_writable():
+                self._write(message.__struct_config__.tag, encode(message, _no_masks))
+        finally:
+            self._lock.release()
+
+    def _write(self, tag: Any, message: bytes) -> None:
+        try:
+            self.sent[str(tag)] += 1
+            self.connection.send_bytes(message)
         except (OSError, ValueError) as error:
             raise LineClosed(str(error)) from error
+
+    def _is_writable(self) -> bool:
+        """With room for far more than a small message: so the system has it."""
+        poll = select.poll()
+        try:
+            poll.register(self.connection, select.POLLOUT)
+        except (OSError, ValueError) as error:
+            raise LineClosed(str(error)) from error
+        return bool(poll.poll(0))
 
     def receive(self) -> bytes:
         """The next message; blocks. Raises LineClosed."""

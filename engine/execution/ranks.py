@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from multiprocessing.connection import wait
 from signal import Signals
 
@@ -155,7 +156,7 @@ class RankExecutor:
             text = f"rank {rank}: {message.message}"
             self._lose(ValueError(message.message) if message.is_final else RankLost(text))
 
-    def _send(self, rank: int, message: bytes | Masks | Ping) -> None:
+    def _send(self, rank: int, message: bytes | Masks) -> None:
         """One who is not there any more is found by the watcher."""
         try:
             if isinstance(message, bytes):
@@ -168,7 +169,7 @@ class RankExecutor:
     def _watch(self) -> None:
         pause = self._lease / PINGS_PER_LEASE
         rank_of = {line.connection: rank for rank, line in self.lines.items()}
-        ping_at = time.monotonic()
+        looked = ping_at = time.monotonic()
         while not self._closing and self._lost is None:
             for connection in wait(list(rank_of), min(pause, BROKEN_SECONDS) / 2):
                 rank = rank_of[connection]  # type: ignore[index]
@@ -180,10 +181,14 @@ class RankExecutor:
                 self._heard[rank] = time.monotonic()
                 self.take(rank, message)
             now = time.monotonic()
+            if now - looked > self._lease / 2:  # it was this process that stood still: they were not asked
+                self._heard = dict.fromkeys(self.lines, now)
+            looked = now
             if now >= ping_at:
                 ping_at = now + pause
-                for rank in self.lines:
-                    self._send(rank, Ping())
+                for line in self.lines.values():
+                    with suppress(LineClosed):  # the next look finds it
+                        line.offer(Ping())
             self._look(now)
 
     def _look(self, now: float) -> None:

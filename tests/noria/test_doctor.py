@@ -231,6 +231,11 @@ def test_a_model_that_is_not_there_or_cut_short(gguf_cut_short: Path) -> None:
     assert found(check_engine(EngineConfig(model=str(gguf_cut_short))), "model").level == "fail"
 
 
+def test_an_adapter_that_is_not_there() -> None:
+    seen = found(check_engine(EngineConfig(model="/no/such/model.gguf", lora="sql=/no/such/adapter")), "adapter")
+    assert seen.level == "fail" and "/no/such/adapter/adapter_config.json" in seen.said and "lora.md" in seen.cure
+
+
 def test_too_little_memory() -> None:
     seen = found(check_engine(EngineConfig(kv_memory="4TiB")), "memory")
     assert seen.level == "fail" and "TiB" in seen.said.replace("GiB", "TiB") and "--kv-memory" in seen.cure
