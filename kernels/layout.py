@@ -5,7 +5,8 @@ Integers only, built once per step on the host. Knows nothing of requests or mod
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -41,29 +42,23 @@ class RaggedLayout:
     ) -> RaggedLayout:
         """Lay out rows of (tokens already computed, new tokens, blocks), decode rows first. With groups of layers the
         blocks of a page stand side by side, one for each group; one that is negative is not there."""
-        query_start = [0]
-        for _, new, _ in rows:
-            query_start.append(query_start[-1] + new)
-        starts = torch.tensor(query_start, dtype=torch.int32)
+        starts = torch.tensor([0, *accumulate([new for _, new, _ in rows])], dtype=torch.int32)
         lengths = torch.tensor([computed + new for computed, new, _ in rows], dtype=torch.int32)
-
-        def of_group(group: int, others: tuple[RaggedLayout, ...] = ()) -> RaggedLayout:
+        layouts = []
+        for group in range(num_groups):
             tables = [blocks[group::num_groups] if num_groups > 1 else blocks for _, _, blocks in rows]
-            slots: list[int] = []
-            for (computed, new, _), table in zip(rows, tables, strict=True):
-                slots.extend(
-                    table[p // block_size] * block_size + p % block_size for p in range(computed, computed + new)
-                )
-            width = max(map(len, tables), default=0)
-            padded = torch.tensor([table + [0] * (width - len(table)) for table in tables], dtype=torch.int32)
-            return RaggedLayout(
-                query_start=starts,
-                kv_lens=lengths,
-                block_table=padded.reshape(len(rows), width).clamp_(min=0),
-                slot_mapping=torch.tensor(slots, dtype=torch.int64),
-                decode_rows=decode_rows,
-                block_size=block_size,
-                others=others,
-            )
+            table, slots = _places(tables, rows, block_size)
+            layouts.append(RaggedLayout(starts, lengths, table, slots, decode_rows, block_size))
+        return replace(layouts[0], others=tuple(layouts[1:])) if num_groups > 1 else layouts[0]
 
-        return of_group(0, tuple(of_group(group) for group in range(1, num_groups)))
+
+def _places(tables: list[list[int]], rows: list[tuple[int, int, list[int]]], block_size: int) -> tuple[Tensor, Tensor]:
+    """Block table and slot mapping of one group, in which the rows have blocks `tables`."""
+    slots: list[int] = []
+    for (first, new, _), table in zip(rows, tables, strict=True):
+        slots.extend([table[p // block_size] * block_size + p % block_size for p in range(first, first + new)])
+    width = max(map(len, tables), default=0)
+    padded = torch.tensor([table + [0] * (width - len(table)) for table in tables], dtype=torch.int32)
+    if min([table[0] for table in tables if table], default=0) < 0:  # blocks go back from the start on
+        padded.clamp_(min=0)
+    return padded.reshape(len(rows), width), torch.tensor(slots, dtype=torch.int64)

@@ -34,7 +34,7 @@ from noria.supervisor import EXIT_CONFIGURATION, EXIT_FAILED, Supervisor
 ENGINE_MARGIN = 15.0  # on top of the engine's own time to drain: to end an iteration and hand its requests back
 STORE_STOP_SECONDS = 10.0  # to write its file
 GATEWAY_MARGIN = 15.0  # on top of the gateway's own time for open answers: last words, also to a store that hangs
-PROBE_INTERVAL = 0.1
+PROBE_INTERVAL = 0.2
 REMIND_INTERVAL = 30.0
 
 
