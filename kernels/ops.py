@@ -15,7 +15,7 @@ from torch import Tensor
 from noria.kernels.compiles import Compiles
 from noria.kernels.layout import RaggedLayout
 from noria.kernels.pools import KVPools
-from noria.kernels.weights import Weight
+from noria.kernels.weights import Part
 
 Packed = Any
 """A linear layer as `Ops.pack_linear` laid it out."""
@@ -40,7 +40,7 @@ class Ops(Protocol):
     compiles: Compiles
     device: torch.device  # of activations and pools; ids, positions, layouts and angles come from the CPU
 
-    def pack_linear(self, parts: Sequence[Weight], bias: Tensor | None = None) -> Any:
+    def pack_linear(self, parts: Sequence[Part], bias: Tensor | None = None) -> Any:
         """Weights [O_i, C], stacked in order to [O, C], laid out for `linear`; bias [O]."""
 
     def linear(self, x: Tensor, packed: Any, add_to: Tensor | None = None) -> Tensor:
@@ -50,7 +50,7 @@ class Ops(Protocol):
     def pack_norm(self, weight: Tensor) -> Tensor:
         """A norm's weight [C], for `rms_norm`."""
 
-    def pack_table(self, weight: Weight, head: Any | None) -> Any:
+    def pack_table(self, weight: Part, head: Any | None) -> Any:
         """An embedding table [V, C] for `embed`; `head` is the packed linear of the same weight, where there is one."""
 
     def embed(self, table: Any, ids: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from noria.kernels.layout import RaggedLayout
 from noria.kernels.ops import Scores
 from noria.kernels.pools import KVPools
 from noria.kernels.torch_attention import AttentionPlan
-from noria.kernels.weights import Weight, as_floats
+from noria.kernels.weights import Part, stacked_floats
 
 PACKED_FOR_ROWS = 8
 """Rows of x that oneDNN is told to expect when it chooses how to lay weights out; any number runs. Measured on two
@@ -56,12 +56,12 @@ class TorchOps:
     compiles = Compiles()  # none, ever
     device = torch.device("cpu")
 
-    def pack_linear(self, parts: Sequence[Weight], bias: Tensor | None = None) -> PackedLinear:
-        weight = torch.cat([as_floats(part) for part in parts])
+    def pack_linear(self, parts: Sequence[Part], bias: Tensor | None = None) -> PackedLinear:
+        weight = stacked_floats(parts)
         out_features, in_features = weight.shape
         packed = _can_pack(weight)
         if packed:
-            weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACKED_FOR_ROWS)
+            weight = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR_ROWS)
         return PackedLinear(weight, bias, out_features, in_features, packed)
 
     def linear(self, x: Tensor, packed: PackedLinear, add_to: Tensor | None = None) -> Tensor:
@@ -78,8 +78,8 @@ class TorchOps:
     def pack_norm(self, weight: Tensor) -> Tensor:
         return weight
 
-    def pack_table(self, weight: Weight, head: PackedLinear | None) -> Tensor:
-        return as_floats(weight)
+    def pack_table(self, weight: Part, head: PackedLinear | None) -> Tensor:
+        return stacked_floats([weight])
 
     def embed(self, table: Tensor, ids: Tensor) -> Tensor:
         return F.embedding(ids, table)

@@ -26,7 +26,7 @@ from noria.kernels.pools import KVPools
 from noria.kernels.ragged_decode import DecodeRows, decode_attention
 from noria.kernels.ragged_prefill import PrefillRows, prefill_attention, prefill_tiles
 from noria.kernels.transfer import to_device
-from noria.kernels.weights import Float8Weight, Weight, as_floats
+from noria.kernels.weights import Float8Weight, Part, as_floats, pieces
 
 ROPE_KINDS = 4
 """Tables of angles that stay on the device: more than a model has."""
@@ -83,14 +83,14 @@ class TritonOps:
 
     # --- weights --------------------------------------------------------------------------------------------------
 
-    def pack_linear(self, parts: Sequence[Weight], bias: Tensor | None = None) -> PackedLinear:
+    def pack_linear(self, parts: Sequence[Part], bias: Tensor | None = None) -> PackedLinear:
         bias = None if bias is None else bias.to(self.device, self.dtype)
-        rounded = [part for part in parts if isinstance(part, Float8Weight)]
-        if len(rounded) == len(parts):
+        if all(isinstance(next(pieces(part)), Float8Weight) for part in parts):
+            rounded = [piece for piece in pieces(*parts) if isinstance(piece, Float8Weight)]
             values = torch.cat([part.values.view(torch.uint8) for part in rounded]).view(float8.DTYPE)
             scale = torch.cat([part.scale for part in rounded]).t().contiguous()
             return PackedLinear(values.to(self.device), bias, scale.to(self.device))
-        return PackedLinear(torch.cat([as_floats(part).to(self.device, self.dtype) for part in parts]), bias)
+        return PackedLinear(self._stacked(parts), bias)
 
     def linear(self, x: Tensor, packed: PackedLinear, add_to: Tensor | None = None) -> Tensor:
         if packed.scale is not None:
@@ -105,8 +105,11 @@ class TritonOps:
     def pack_norm(self, weight: Tensor) -> Tensor:
         return weight.to(self.device, self.dtype)
 
-    def pack_table(self, weight: Weight, head: PackedLinear | None) -> Tensor:
-        return head.weight if head is not None else as_floats(weight).to(self.device, self.dtype)
+    def pack_table(self, weight: Part, head: PackedLinear | None) -> Tensor:
+        return head.weight if head is not None else self._stacked([weight])
+
+    def _stacked(self, parts: Sequence[Part]) -> Tensor:
+        return torch.cat([as_floats(piece).to(self.device, self.dtype) for piece in pieces(*parts)])
 
     def embed(self, table: Tensor, ids: Tensor) -> Tensor:
         return F.embedding(to_device(ids, self.device), table)

@@ -6,7 +6,7 @@ Knows no file format and no layout of any kernel.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -83,6 +83,38 @@ class Float8Weight:
 Weight = Tensor | GroupedWeight | Float8Weight
 
 
+@dataclass(frozen=True, slots=True)
+class StreamedWeight:
+    """A weight [O, C] that is read some rows at a time: all of it need not be in memory beside what is made of it."""
+
+    shape: tuple[int, ...]
+    first: Weight  # its first rows, and of what kind the others are
+    rest: Callable[[], Iterator[Weight]]  # the others, at each call read anew
+
+
+Part = Weight | StreamedWeight
+
+
+def pieces(*parts: Part) -> Iterator[Weight]:
+    """The rows of the weights, in order: of each all at once where it was not streamed."""
+    for part in parts:
+        if isinstance(part, StreamedWeight):
+            yield part.first
+            yield from part.rest()
+        else:
+            yield part
+
+
 def as_floats(weight: Weight) -> Tensor:
     """float32 [O, C], whatever the weight was."""
     return weight.to(torch.float32) if isinstance(weight, Tensor) else weight.floats()
+
+
+def stacked_floats(parts: Sequence[Part]) -> Tensor:
+    """float32 [O, C]: the parts one below the other, in memory of their own."""
+    stacked = torch.empty(sum(part.shape[0] for part in parts), parts[0].shape[1])
+    first = 0
+    for piece in pieces(*parts):
+        stacked[first : first + piece.shape[0]] = as_floats(piece)
+        first += piece.shape[0]
+    return stacked

@@ -5,8 +5,8 @@ Knows the model's own tensor names (`spec.tensor_shapes`); where their bytes com
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,9 +18,13 @@ from noria.engine.models.spec import BOTH_ENDS, Ends, LayerSpec, ModelSpec, tens
 from noria.kernels.experts import Experts
 from noria.kernels.layers import LayerWeights, Norm
 from noria.kernels.ops import Ops
-from noria.kernels.weights import Weight
+from noria.kernels.weights import Part, StreamedWeight, Weight
 
 AnyWeight = TypeVar("AnyWeight", Tensor, Weight)
+
+PIECE_VALUES = 1 << 18
+"""About how many values of a matrix are read at a time: what lies between the file and the packed weights takes a few
+megabytes, whatever the matrix."""
 
 
 class Checkpoint(Protocol):
@@ -102,8 +106,19 @@ class _TensorReader:
     def read(self, name: str) -> Tensor:
         return self._ordered(name, self._checked(name, self._checkpoint.tensor))
 
-    def weight(self, name: str) -> Weight:
-        return self._ordered(name, self._checked(name, self._checkpoint.weight))
+    def weight(self, name: str) -> Part:
+        """A matrix; streamed where it is large, but for those whose rows are put in order head by head."""
+        rows, columns = self._shapes[name]
+        step = max(1, PIECE_VALUES // columns)
+        if rows <= step or name.rsplit(".", 2)[-2] in ("q_proj", "k_proj", "v_proj"):
+            return self._ordered(name, self._checked(name, self._checkpoint.weight))
+
+        def rest() -> Iterator[Weight]:
+            return (self._piece(name, first, step) for first in range(step, rows, step))
+
+        first = self._piece(name, 0, step)
+        self._tell(name)
+        return StreamedWeight((rows, columns), first, rest)
 
     def norm(self, name: str) -> Norm | None:
         """None where the model has no such norm."""
@@ -118,20 +133,39 @@ class _TensorReader:
         biases = [self.read(f"{name}.bias") for name in names if f"{name}.bias" in self._shapes]
         return self._ops.pack_linear(weights, torch.cat(biases) if biases else None)
 
+    def _piece(self, name: str, first: int, count: int) -> Weight:
+        """Rows of a matrix from `first` on."""
+        rows, columns = self._shapes[name]
+        last = first + count >= rows
+        # The last piece is all that the file has left, so that rows too many are found as well.
+        wanted = slice(first, None if last else first + count)
+        piece = self._found(name, lambda: self._checkpoint.weight(name, wanted))
+        if tuple(piece.shape) != (min(count, rows - first), columns):
+            self._refuse(name, self._checkpoint.weight(name).shape)
+        return piece
+
     def _checked(self, name: str, get: Callable[[str], AnyWeight]) -> AnyWeight:
-        shape = self._shapes[name]
+        tensor = self._found(name, lambda: get(name))
+        if tuple(tensor.shape) != self._shapes[name]:
+            self._refuse(name, tensor.shape)
+        self._tell(name)
+        return tensor
+
+    def _found(self, name: str, get: Callable[[], AnyWeight]) -> AnyWeight:
         try:
-            tensor = get(name)
+            return get()
         except KeyError as error:
             raise ModelError(f"{self._checkpoint.label}: tensor {name} is missing") from error
-        if tuple(tensor.shape) != shape:
-            raise ModelError(
-                f"{self._checkpoint.label}: tensor {name} has shape {list(tensor.shape)}, expected {list(shape)}"
-            )
+
+    def _refuse(self, name: str, shape: Sequence[int]) -> NoReturn:
+        expected = list(self._shapes[name])
+        raise ModelError(f"{self._checkpoint.label}: tensor {name} has shape {list(shape)}, expected {expected}")
+
+    def _tell(self, name: str) -> None:
+        """Of one tensor more."""
         self._done += self._checkpoint.num_bytes(name)
         if self._progress is not None:
             self._progress(self._done, self._total)
-        return tensor
 
     def _ordered(self, name: str, weight: AnyWeight) -> AnyWeight:
         """Queries and keys with the channels of each head in `rotary_order`."""

@@ -77,7 +77,7 @@ class Decoder:
             residual_scale=spec.residual_scale,
         )
         kinds = [(layer.rope, layer.window) for layer in spec.layers]
-        tables = {rope: RotaryAngles(rope, spec.head_dim) for rope, _ in kinds}
+        tables = {rope: RotaryAngles(rope, spec.head_dim) for rope in dict.fromkeys(rope for rope, _ in kinds)}
         self._attentions = [
             (tables[rope], Scores(spec.score_scale, window, spec.attention_softcap))
             for rope, window in dict.fromkeys(kinds)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from noria.engine.models.build import Checkpoint
 from noria.engine.models.errors import ModelError
-from noria.engine.models.spec import ModelSpec
+from noria.engine.models.spec import ModelSpec, tensor_shapes
 from noria.kernels import float8
 from noria.kernels.quantize import GROUP, to_bytes, to_nibbles
 from noria.kernels.weights import Float8Weight, GroupedWeight, Weight
@@ -41,14 +41,13 @@ class Precision:
     dtype: Dtype = "auto"
     quantize: Quantize = "none"
 
-    def of(self, name: str, weight: Weight) -> Weight:
-        """The weight of that name as it is to be kept. Raises OverflowError where half precision cannot hold it."""
+    def of(self, name: str, shape: tuple[int, ...], weight: Weight) -> Weight:
+        """Rows of the weight of that name and shape as they are to be kept. Raises OverflowError where half precision
+        cannot hold them."""
         if not isinstance(weight, Tensor):
             return weight
         if self.quantize == "fp8":
-            rounds = (
-                name not in TABLES and not name.endswith(ROUTER) and not any(n % float8.MULTIPLE for n in weight.shape)
-            )
+            rounds = name not in TABLES and not name.endswith(ROUTER) and not any(n % float8.MULTIPLE for n in shape)
             return Float8Weight(*float8.to_float8(weight)) if rounds else weight
         if self.quantize != "none" and weight.shape[1] % GROUP == 0 and not name.endswith(ROUTER):
             return _quantised(self.quantize, name)(weight)
@@ -83,6 +82,7 @@ class RoundedCheckpoint:
         self.label = whole.label
         self._whole = whole
         self._precision = precision
+        self._shapes = tensor_shapes(whole.spec())
         self._num_floats = 0  # matrices that the file holds as floats
 
     def refuse_if_useless(self) -> None:
@@ -103,6 +103,6 @@ class RoundedCheckpoint:
         weight = self._whole.weight(name, rows, columns)
         self._num_floats += not isinstance(weight, GroupedWeight)
         try:
-            return self._precision.of(name, weight)
+            return self._precision.of(name, self._shapes[name], weight)
         except OverflowError as error:
             raise ModelError(f"{self.label}: tensor {name}: {error}") from None

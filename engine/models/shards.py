@@ -109,19 +109,20 @@ class ShardedCheckpoint:
         if name.endswith(".bias") and _part(name) in _BY_COLUMNS:  # added once to a sum over all shards
             whole = self._whole.tensor(self._name(name))
             return whole if self._parallel.shard == 0 else torch.zeros_like(whole)
-        return self._whole.tensor(self._name(name), *self._cut(name))
+        return self._whole.tensor(self._name(name), *self._cut(name, rows, columns))
 
     def weight(self, name: str, rows: slice = slice(None), columns: slice = slice(None)) -> Weight:
-        return self._whole.weight(self._name(name), *self._cut(name))
+        return self._whole.weight(self._name(name), *self._cut(name, rows, columns))
 
-    def _cut(self, name: str) -> tuple[slice, slice]:
+    def _cut(self, name: str, rows: slice, columns: slice) -> tuple[slice, slice]:
+        """Where rows and columns of the rank's part are in the whole."""
         if name in _TABLES:
-            return slice(self._shares.vocab.start, self._shares.vocab.stop), slice(None)
+            return _within(slice(self._shares.vocab.start, self._shares.vocab.stop), rows), columns
         if by := _cut_by(name, _BY_ROWS):
-            return self._channels[by], slice(None)
+            return _within(self._channels[by], rows), columns
         if by := _cut_by(name, _BY_COLUMNS):
-            return slice(None), self._channels[by]
-        return slice(None), slice(None)
+            return rows, _within(self._channels[by], columns)
+        return rows, columns
 
     def _name(self, name: str) -> str:
         found = _LAYER.fullmatch(name)
@@ -132,6 +133,11 @@ def _cut_by(name: str, table: dict[str, str]) -> str | None:
     """What the tensor is divided by, in the table of its rows or of its columns."""
     by = table.get(_part(name))
     return "expert" if by == "ffn" and ".experts." in name else by
+
+
+def _within(cut: slice, wanted: slice) -> slice:
+    start, stop, _ = wanted.indices(cut.stop - cut.start)
+    return slice(cut.start + start, cut.start + stop)
 
 
 def _channels(count: int, tp: int, shard: int) -> range:

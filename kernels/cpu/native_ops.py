@@ -7,7 +7,6 @@ Hands addresses to C and shapes nothing else. Knows no requests or models.
 from __future__ import annotations
 
 import ctypes
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,22 +18,21 @@ from torch import Tensor
 from noria.kernels.compiles import Compiles
 from noria.kernels.cpu import structs
 from noria.kernels.cpu.library import Unavailable
+from noria.kernels.cpu.packing import PackedLinear, pack
 from noria.kernels.cpu.pages import HugePages, zeros_when_read
-from noria.kernels.cpu.structs import Adapted, Batch, Layer, Linear, Pools, Segment
+from noria.kernels.cpu.structs import Adapted, Batch, Layer, Pools
 from noria.kernels.layers import LayerWeights
 from noria.kernels.layout import RaggedLayout
 from noria.kernels.low_rank import LINEARS, AdaptedRows, LowRank, Place
 from noria.kernels.ops import Scores
 from noria.kernels.pools import KVPools
-from noria.kernels.weights import GroupedWeight, Weight, as_floats
+from noria.kernels.weights import Part
 
 PAGE = 16
 """Tokens of a page; a KV block is one or several."""
 
 QUERIES_AT_ONCE = 16
 """Queries of a prompt in one piece of work: enough that keys are read seldom, few enough to spread over threads."""
-
-F32, F16, BF16, Q4, Q8, Q4_F32, Q8_16 = range(7)  # as in packed.h
 
 
 def check_sizes(hidden_size: int, head_dim: int, ffn_size: int, block_size: int) -> None:
@@ -43,17 +41,6 @@ def check_sizes(hidden_size: int, head_dim: int, ffn_size: int, block_size: int)
         raise Unavailable("the C kernels need hidden, head and feed-forward sizes that are multiples of 8")
     if block_size % PAGE:
         raise Unavailable(f"the C kernels need KV blocks of a multiple of {PAGE} tokens")
-
-
-@dataclass(frozen=True, slots=True)
-class PackedLinear:
-    """`record` is what C is given; its segments point into `tensors`, which are kept alive here."""
-
-    record: Linear
-    segments: Any  # an array of Segment
-    tensors: list[Tensor]
-    out_features: int
-    in_features: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,39 +94,8 @@ class NativeOps:
 
     # --- weights --------------------------------------------------------------------------------------------------
 
-    def pack_linear(self, parts: Sequence[Weight], bias: Tensor | None = None) -> PackedLinear:
-        in_features = parts[0].shape[1]
-        tensors = [] if bias is None else [bias]
-        segments: list[Segment] = []
-        done = 0
-        for kind, run in itertools.groupby(parts, _kind):
-            some = list(run)
-            out = sum(part.shape[0] for part in some)
-            tensors.append(self._pack(kind, some))
-            at = None if bias is None else bias.data_ptr() + 4 * done
-            segments.append(Segment(tensors[-1].data_ptr(), at, kind, out))
-            done += out
-        array = (Segment * len(segments))(*segments)
-        return PackedLinear(Linear(array, len(segments), in_features, done), array, tensors, done, in_features)
-
-    def _pack(self, kind: int, parts: list[Weight]) -> Tensor:
-        """uint8, in the layout of packed.h."""
-        rows, in_features = sum(part.shape[0] for part in parts), parts[0].shape[1]
-        data = self._memory.zeros(self._library.noria_packed_bytes(kind, rows, in_features))
-        first = 0
-        for part in parts:
-            count = part.shape[0]
-            if isinstance(part, GroupedWeight):
-                q, scale, minimum = _regrouped(part, kind)
-                lowest = None if minimum is None else minimum.data_ptr()
-                self._library.noria_pack_groups(
-                    kind, q.data_ptr(), scale.data_ptr(), lowest, first, count, in_features, data.data_ptr()
-                )
-            else:
-                floats = as_floats(part).contiguous()
-                self._library.noria_pack_floats(kind, floats.data_ptr(), first, count, in_features, data.data_ptr())
-            first += count
-        return data
+    def pack_linear(self, parts: Sequence[Part], bias: Tensor | None = None) -> PackedLinear:
+        return pack(self._library, self._memory, parts, bias)
 
     def linear(self, x: Tensor, packed: PackedLinear, add_to: Tensor | None = None) -> Tensor:
         rows, width = len(x), packed.out_features
@@ -154,7 +110,7 @@ class NativeOps:
     def pack_norm(self, weight: Tensor) -> Tensor:
         return weight
 
-    def pack_table(self, weight: Weight, head: PackedLinear | None) -> PackedLinear:
+    def pack_table(self, weight: Part, head: PackedLinear | None) -> PackedLinear:
         return head if head is not None else self.pack_linear([weight])
 
     def embed(self, table: PackedLinear, ids: Tensor) -> Tensor:
@@ -286,26 +242,3 @@ class NativeOps:
 
 def _at(kv: NativePools, layer: int) -> int:
     return ctypes.addressof(kv.records) + layer * ctypes.sizeof(Pools)
-
-
-def _kind(weight: Weight) -> int:
-    """How a weight is kept: as its file has it; floats in two bytes where that changes none of them."""
-    if isinstance(weight, GroupedWeight):
-        if weight.minimum is not None:
-            return Q4 if weight.half_scales else Q4_F32
-        return Q8 if weight.half_scales and weight.group_size == 32 else Q8_16
-    for kind, dtype in ((F16, torch.float16), (BF16, torch.bfloat16)):
-        # Some rows at a time: a large table need not be there three times over.
-        if all(torch.equal(rows.to(dtype).to(rows.dtype), rows) for rows in torch.split(as_floats(weight), 4096)):
-            return kind
-    return F32
-
-
-def _regrouped(weight: GroupedWeight, kind: int) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The integers, and scales for groups of the kind's size."""
-    times = weight.group_size // (16 if kind == Q8_16 else 32)
-
-    def spread(scales: Any) -> Any:
-        return scales if scales is None or times == 1 else scales.repeat_interleave(times, dim=1).contiguous()
-
-    return weight.q.contiguous(), spread(weight.scale.contiguous()), spread(weight.minimum)

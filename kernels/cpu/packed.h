@@ -13,7 +13,7 @@
 
 #include "noria_cpu.h"
 
-enum { F32, F16, BF16, Q4, Q8, Q4_F32, Q8_16 }; /* as in native_ops.py */
+enum { F32, F16, BF16, Q4, Q8, Q4_F32, Q8_16 }; /* as in packing.py */
 
 INLINE int group_of(const int kind) { return kind == Q8_16 ? 16 : GROUP; }
 INLINE int has_min(const int kind) { return kind == Q4 || kind == Q4_F32; }
