@@ -90,7 +90,10 @@ class Result:
     error: float
 
 
-def prepare(batch: Batch, device: torch.device, dtype: torch.dtype, most_layers: int = 64) -> Prepared:
+def prepare(
+    batch: Batch, device: torch.device, dtype: torch.dtype, most_layers: int = 64, kept: torch.dtype | None = None
+) -> Prepared:
+    """Keys and values are `kept` as queries are, or so."""
     num_heads, kv_heads, dim = batch.heads
     needed = [-(-(computed + new) // PAGE) for computed, new in batch.rows]
     order = torch.randperm(sum(needed), generator=torch.Generator().manual_seed(0)).tolist()
@@ -98,9 +101,9 @@ def prepare(batch: Batch, device: torch.device, dtype: torch.dtype, most_layers:
     layout = RaggedLayout.build(rows, len(batch.contexts), PAGE)
     layers = max(1, min(most_layers, -(-COLD // batch.num_bytes(dtype.itemsize))))
     ops = TritonOps(device, dtype)
-    kv = ops.new_kv_pools(layers, sum(needed), PAGE, kv_heads, dim, dtype)
+    kv = ops.new_kv_pools(layers, sum(needed), PAGE, kv_heads, dim, kept or dtype)
     for pool in (*kv.keys, *kv.values):
-        pool.normal_()
+        pool.copy_(torch.randn(pool.shape, dtype=dtype, device=device))
     q = torch.randn(sum(new for _, new in batch.rows), num_heads, dim, device=device).to(dtype)
     positions = torch.zeros(len(q), dtype=torch.int64)
     plan = ops.plan_step(layout, positions, torch.zeros(1, dim), kv, num_heads, Scores(dim**-0.5))

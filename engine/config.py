@@ -76,9 +76,10 @@ class EngineConfig(Settings):
         "auto",
         description="Bytes for the KV cache, of each rank, e.g. 512MiB; auto: a quarter of what is free, 2GiB at most",
     )
-    kv_dtype: Literal["auto", "fp32", "fp16"] = Field(
+    kv_dtype: Literal["auto", "fp32", "fp16", "fp8"] = Field(
         "auto",
-        description="Precision of the KV cache; auto: fp16 beside the C kernels, bf16 on a GPU, fp32 beside torch",
+        description="Precision of the KV cache; auto: fp16 beside the C kernels, bf16 on a GPU, fp32 beside torch; "
+        "fp8: on GPUs from 8.9 on",
     )
     kernels: Kernels = Field(
         "auto",

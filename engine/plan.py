@@ -21,6 +21,7 @@ from noria.engine.models.shards import Shares
 from noria.engine.models.source import ModelSource, resolve
 from noria.engine.models.spec import ModelSpec
 from noria.engine.parallel import Parallel
+from noria.engine.precisions import kv_dtype_of, precision_of
 from noria.engine.scheduling.kv_groups import KVGroups
 from noria.engine.scheduling.policy import POLICIES
 from noria.kernels.choice import OnGPU, Sizes, choose
@@ -28,9 +29,6 @@ from noria.kernels.ops import Ops
 from noria.kernels.pools import kv_bytes_per_block
 
 log = structlog.get_logger("noria.engine")
-
-# Plain torch would widen all it reads at every step.
-_KV_DTYPE_OF = {"triton": "bf16", "native": "fp16", "torch": "fp32"}
 
 _CHUNK_TOKENS_OF = {"triton": 512, "native": 12, "torch": 32}
 """Of prompts, beside running streams, where the operator does not say: as many as make an iteration of eight streams
@@ -124,8 +122,7 @@ def plan(config: EngineConfig, given: Rendezvous | None = None) -> Plan:
         raise ValueError(
             "--deterministic needs the C kernels, or a GPU and --tp 1, and a model whose layers are all ours"
         )
-    precision = _precision(config, ops)
-    kv_dtype = DTYPES[_kv_dtype(precision, ops) if config.kv_dtype == "auto" else config.kv_dtype]
+    precision, kv_dtype = precision_of(config, ops), kv_dtype_of(config, ops)
     whole_prompts = POLICIES[config.policy].whole_prompts
     longest = kv_groups(config, groups).most(max_model_len, at_once=max_model_len if whole_prompts else 0)
     if parallel.size > 1:
@@ -193,37 +190,6 @@ def _parallel(config: EngineConfig, given: Rendezvous) -> Parallel:
     if given.rank >= parallel.size:
         raise ValueError(f"there is no rank {given.rank} among {parallel.size}")
     return parallel
-
-
-def _precision(config: EngineConfig, ops: Ops) -> Precision:
-    """Raises ValueError for a precision that these kernels do not compute in."""
-    if config.quantize == "fp8":
-        _check_float8(config, ops)
-    elif config.quantize != "none" and ops.name != "native":
-        raise ValueError(
-            f"--quantize {config.quantize} needs the C kernels (--kernels native): {ops.name} has no integers"
-        )
-    if config.dtype in ("fp16", "bf16") and ops.name == "torch":
-        raise ValueError(f"--dtype {config.dtype} needs the C kernels or a GPU: plain torch computes in fp32")
-    return Precision(config.dtype, config.quantize)
-
-
-def _check_float8(config: EngineConfig, ops: Ops) -> None:
-    """Raises ValueError where products of 8-bit floats cannot be had."""
-    if ops.name != "triton" or ops.device.type != "cuda":
-        raise ValueError(f"--quantize fp8 needs a GPU of compute capability 9.0: {ops.name} kernels have no fp8")
-    major, minor = torch.cuda.get_device_capability(ops.device)
-    if (major, minor) < (9, 0):
-        raise ValueError(f"--quantize fp8 needs a GPU of compute capability 9.0: this one has {major}.{minor}")
-    if config.deterministic or config.dtype not in ("auto", "bf16"):
-        raise ValueError(
-            "--quantize fp8 goes with bf16, and has not the same bits in any batch: leave --dtype and "
-            "--deterministic away"
-        )
-
-
-def _kv_dtype(precision: Precision, ops: Ops) -> str:
-    return precision.dtype if ops.name == "triton" and precision.dtype != "auto" else _KV_DTYPE_OF[ops.name]
 
 
 def _weight_bytes(spec: ModelSpec, source: ModelSource, precision: Precision, ops: Ops, parallel: Parallel) -> int:

@@ -165,6 +165,7 @@ class ModelDirectory:
             if making.done():
                 del self._making[status.card.id]
         self._served[status.card.id] = model
+        await asyncio.to_thread(_give_memory_back)
         log.info("model known", model=status.card.id, tokenizer=model.tokenizer.backend)
 
     async def _make(self, card: ModelCard) -> ServedModel:
@@ -237,11 +238,10 @@ def _made_tables(files: TokenizerFiles) -> tuple[Tokenizer, int]:
     tokenizer = Tokenizer.load(files)
     longest = max(len(tokenizer.token_bytes(token_id)) for token_id in range(tokenizer.vocab_size))
     spelled = max((len(name.encode()) for name in tokenizer.control_tokens), default=1)
-    _give_memory_back()
     return tokenizer, max(longest, spelled, 1)
 
 
 def _give_memory_back() -> None:
-    """The tables were made from several times their size, which the allocator would keep for this process."""
+    """A model's tables were made from several times their size, which the allocator would keep for this process."""
     with contextlib.suppress(OSError, AttributeError):  # glibc has it
         ctypes.CDLL(None).malloc_trim(0)

@@ -84,6 +84,15 @@ TABLE: dict[tuple[int, int, int, Phase], Tile] = {
     (80, 256, 16, "prefill"): Tile(64, 32, 8, 2),
 }
 
+# The same where keys and values are 8-bit floats, which 8.9 is the first to convert; queries have 16 bits. Where a tile
+# spilled while it widened, another one is named.
+FLOAT8_TABLE: dict[tuple[int, int, int, Phase], Tile] = {
+    **{(max(sm, 89), width, group, phase): tile for (sm, width, group, phase), tile in TABLE.items()},
+    (90, 64, 16, "decode"): Tile(16, 128, 4, 3),
+    (90, 256, 16, "decode"): Tile(16, 32, 4, 2),
+    (89, 128, 64, "prefill"): Tile(128, 32, 8, 3),
+}
+
 # The same for elements of 32 bits: for tests and for models that need them, not for speed.
 WIDE_TABLE: dict[tuple[int, int, int, Phase], Tile] = {
     (80, 128, 16, "decode"): Tile(16, 32, 4, 2),
@@ -92,10 +101,11 @@ WIDE_TABLE: dict[tuple[int, int, int, Phase], Tile] = {
 }
 
 
-def tile_for(sm: int, head_dim: int, group: int, phase: Phase, element_size: int) -> Tile:
+def tile_for(sm: int, head_dim: int, group: int, phase: Phase, element_size: int, kept_size: int = 2) -> Tile:
     """The tile for compute capability `sm` (90 for 9.0), `group` query heads of a KV head, elements of `element_size`
-    bytes. A device between two of the table takes the older one's. Raises ValueError where no row fits."""
-    table = TABLE if element_size <= 2 else WIDE_TABLE
+    bytes, keys and values of `kept_size`. A device between two of the table takes the older one's. Raises ValueError
+    where no row fits."""
+    table = WIDE_TABLE if element_size > 2 else FLOAT8_TABLE if kept_size == 1 else TABLE
     fitting = [key for key in table if key[0] <= sm and key[1] >= head_dim and key[2] >= group and key[3] == phase]
     if not fitting:
         raise ValueError(

@@ -14,6 +14,22 @@ from torch import Tensor
 
 SILU_BLOCK = 1024
 
+LARGEST = tl.constexpr(448.0)  # that 8-bit floats (e4m3) hold
+SMALLEST_POWER = tl.constexpr(2.0**-6)  # below it their steps get no finer
+ROUNDER = tl.constexpr(1.5 * 2.0**20)  # a number plus this many times its power of two keeps three bits of its mantissa
+
+
+@triton.jit
+def as_kept(values, kept: tl.constexpr):
+    """float32 as an element of a pool, to the nearest and then the even one; what 8-bit floats cannot hold becomes the
+    largest they do. They are rounded before the cast, which Triton's interpreter gets wrong."""
+    if kept == tl.float8e4nv:
+        values = tl.clamp(values, -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
+        power = (values.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+        anchor = tl.maximum(power, SMALLEST_POWER) * ROUNDER
+        values = (values + anchor) - anchor
+    return values.to(kept)
+
 
 @triton.jit
 def rms_norm_kernel(
@@ -85,13 +101,15 @@ def rope_write_kv_kernel(
         k_first = tl.load(keys, mask=is_kv, other=0.0).to(tl.float32)
         k_second = tl.load(keys + half, mask=is_kv, other=0.0).to(tl.float32)
         k_to = k_pool + slot * (KV_HEADS * HEAD_DIM) + offsets
-        tl.store(k_to, (k_first * cos - k_second * sin).to(k_pool.dtype.element_ty), mask=is_kv)
-        tl.store(k_to + half, (k_second * cos + k_first * sin).to(k_pool.dtype.element_ty), mask=is_kv)
+        tl.store(k_to, as_kept(k_first * cos - k_second * sin, k_pool.dtype.element_ty), mask=is_kv)
+        tl.store(k_to + half, as_kept(k_second * cos + k_first * sin, k_pool.dtype.element_ty), mask=is_kv)
 
         values = keys + KV_HEADS * HEAD_DIM
         v_to = v_pool + slot * (KV_HEADS * HEAD_DIM) + offsets
-        tl.store(v_to, tl.load(values, mask=is_kv, other=0.0).to(v_pool.dtype.element_ty), mask=is_kv)
-        tl.store(v_to + half, tl.load(values + half, mask=is_kv, other=0.0).to(v_pool.dtype.element_ty), mask=is_kv)
+        v_first = tl.load(values, mask=is_kv, other=0.0).to(tl.float32)
+        v_second = tl.load(values + half, mask=is_kv, other=0.0).to(tl.float32)
+        tl.store(v_to, as_kept(v_first, v_pool.dtype.element_ty), mask=is_kv)
+        tl.store(v_to + half, as_kept(v_second, v_pool.dtype.element_ty), mask=is_kv)
 
 
 @triton.jit
@@ -124,7 +142,8 @@ def rope_write_kv(
     qkv: Tensor, angles: Tensor, positions: Tensor, slots: Tensor, k_pool: Tensor, v_pool: Tensor
 ) -> Tensor:
     """Rotate the queries and keys of qkv [T, (Hq + 2 Hk) D] by the angles of their positions and store keys and values
-    at their slots in pools [blocks, block size, Hk, D]; negative slots are skipped -> rotated queries [T, Hq, D].
+    at their slots in pools [blocks, block size, Hk, D]; negative slots are skipped -> rotated queries [T, Hq, D]. Pools
+    of float8_e4m3fn hold the numbers themselves, without a scale, those beyond 448 as 448.
 
     angles float32 [positions, D]: cosines, then sines; positions and slots int32 [T].
     """

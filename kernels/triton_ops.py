@@ -129,8 +129,7 @@ class TritonOps:
         self, layout: RaggedLayout, positions: Tensor, angles: Tensor, kv: KVPools, num_heads: int, scores: Scores
     ) -> StepPlan:
         group = num_heads // kv.num_kv_heads
-        decode_tile = tile_for(self._sm, kv.head_dim, group, "decode", self.dtype.itemsize)
-        prefill_tile = tile_for(self._sm, kv.head_dim, group, "prefill", self.dtype.itemsize)
+        decode_tile, prefill_tile = self._tiles(kv, group)
         lengths, starts = layout.kv_lens.tolist(), layout.query_start.tolist()
         cut = prefill_tiles(starts, lengths, layout.decode_rows, prefill_tile.queries_at_once(group))
         query_start, kv_lens, table, tiles, slots, places = self._moved(
@@ -153,13 +152,15 @@ class TritonOps:
     ) -> StepPlan:
         """See `DecodePlanner`."""
         shape = (num_heads, kv.head_dim)
-        tiles = [
-            tile_for(self._sm, kv.head_dim, num_heads // kv.num_kv_heads, phase, self.dtype.itemsize)
-            for phase in PHASES
-        ]
+        tiles = self._tiles(kv, num_heads // kv.num_kv_heads)
         decode = DecodeRows.build(rows.num_rows, rows.tables[group], rows.kv_lens, rows.longest, shape)
         here = self._angles_here(angles)
         return StepPlan(decode, tiles[0], None, tiles[1], rows.positions, rows.slots[group], here, scores)
+
+    def _tiles(self, kv: KVPools, group: int) -> list[Tile]:
+        """In the order of PHASES."""
+        sizes = self.dtype.itemsize, kv.keys[0].dtype.itemsize
+        return [tile_for(self._sm, kv.head_dim, group, phase, *sizes) for phase in PHASES]
 
     def _angles_here(self, angles: Tensor) -> Tensor:
         """A model has one table, or one for each kind of rope; they change when they grow."""

@@ -107,16 +107,17 @@ def _shape(source: ModelSource, spec: ModelSpec) -> list[tuple[str, str]]:
 
 def _memory(spec: ModelSpec, stored: int, rounded: bool) -> list[tuple[str, str]]:
     """`rounded`: whether --dtype and --quantize change anything, as they do not where the file holds integers."""
-    per_token = [kv_bytes_per_block(spec.num_layers, 1, spec.num_kv_heads, spec.head_dim) // by for by in (2, 1)]
+    numbers = kv_bytes_per_block(spec.num_layers, 1, spec.num_kv_heads, spec.head_dim) // 4  # of a token
     rows = [("weights", f"{show_size(stored)} as stored")]
     if rounded:
-        kept = {"bf16 or fp16": Precision("bf16"), "int8": Precision(quantize="int8"), "q4": Precision(quantize="q4")}
+        kinds = {"bf16 or fp16": Precision("bf16"), "int8": Precision(quantize="int8"), "q4": Precision(quantize="q4")}
         sizes = [f"{show_size(spec.weight_bytes)} fp32"]
-        sizes += [f"{show_size(how.weight_bytes(spec, stored))} {name}" for name, how in kept.items()]
+        sizes += [f"{show_size(how.weight_bytes(spec, stored))} {name}" for name, how in kinds.items()]
         rows.append(("in memory", ", ".join(sizes)))
-    rows.append(("KV of a token", f"{per_token[0]:,} bytes fp16, {per_token[1]:,} bytes fp32"))
+    kept = ", ".join(f"{size * numbers:,} bytes {name}" for size, name in ((1, "fp8"), (2, "fp16"), (4, "fp32")))
+    rows.append(("KV of a token", kept))
     if any(group_layers(spec).windows):
-        whole, held = per_token[0] * spec.max_len, _text_bytes(spec, spec.max_len)
+        whole, held = 2 * numbers * spec.max_len, _text_bytes(spec, spec.max_len)
         longest = f"KV of {spec.max_len:,} tokens"
         rows.append((longest, f"{show_size(held)} fp16; without windows it were {show_size(whole)}"))
     return rows

@@ -29,6 +29,24 @@ def test_attention_at_the_sizes_of_serving(heads: tuple[int, int, int], dtype: t
     assert error_of(prepare(batch, GPU, dtype, most_layers=1)) < tolerance
 
 
+@pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9), reason="no 8-bit floats")
+@pytest.mark.parametrize("heads", [(32, 8, 128), (9, 3, 64), (16, 16, 96), (64, 1, 128)])
+def test_attention_over_8_bit_floats(heads: tuple[int, int, int]) -> None:
+    batch = Batch("mixed", [5000, 1, 513], [(0, 300), (700, 90)], heads)
+    assert error_of(prepare(batch, GPU, torch.float16, most_layers=1, kept=torch.float8_e4m3fn)) < 2e-3
+
+
+@pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9), reason="no 8-bit floats")
+def test_8_bit_floats_are_written_as_torch_casts_them() -> None:
+    ops, numbers = TritonOps(GPU, torch.bfloat16), torch.randn(64, 3 * 64) * torch.logspace(-4, 3, 192)
+    kv, qkv = ops.new_kv_pools(1, 4, 16, 1, 64, torch.float8_e4m3fn), numbers.to(GPU, torch.bfloat16)
+    layout = RaggedLayout.build([(0, 64, [0, 1, 2, 3])], 0, 16)
+    still = torch.cat((torch.ones(64, 32), torch.zeros(64, 32)), dim=1)
+    ops.rope_write_kv(qkv, kv, 0, ops.plan_step(layout, torch.arange(64), still, kv, 1, Scores(0.1)))
+    for pool, part in ((kv.keys[0], qkv[:, 64:128]), (kv.values[0], qkv[:, 128:])):
+        assert torch.equal(pool.view(64, 64).float(), part.float().clamp(-448, 448).to(pool.dtype).float())
+
+
 def test_a_pool_may_hold_more_than_two_to_the_31_numbers() -> None:
     num_blocks, blocks = 2**31 // (16 * 8 * 128) + 8, 4
     if torch.cuda.mem_get_info()[0] < 12 * 2**30:

@@ -33,7 +33,14 @@ from noria.kernels.ragged_prefill import PrefillRows, prefill_attention
 
 SNAPSHOT = Path(__file__).with_name("registers.json")
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-TYPES = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.int32: "*i32"}
+FLOAT8 = torch.float8_e4m3fn
+TYPES = {
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.float32: "*fp32",
+    FLOAT8: "*fp8e4nv",
+    torch.int32: "*i32",
+}
 LONG = 4096  # keys of the longest row: its splits are merged
 
 
@@ -84,12 +91,17 @@ def recorded(module: Any, *names: str) -> Iterator[list[Launch]]:
 
 
 def attention_launches(
-    phase: configs.Phase, tile: configs.Tile, heads: tuple[int, int, int], dtype: torch.dtype, **options: Any
+    phase: configs.Phase,
+    tile: configs.Tile,
+    heads: tuple[int, int, int],
+    dtype: torch.dtype,
+    kept: torch.dtype | None = None,
+    **options: Any,
 ) -> list[Launch]:
-    """What attention of (query heads, KV heads, head size) launches."""
+    """What attention of (query heads, KV heads, head size) launches; keys and values are `kept` as `dtype` or so."""
     num_heads, kv_heads, head_dim = heads
     q = torch.empty(256, num_heads, head_dim, dtype=dtype, device="meta")
-    pool = torch.empty(64, 16, kv_heads, head_dim, dtype=dtype, device="meta")
+    pool = torch.empty(64, 16, kv_heads, head_dim, dtype=kept or dtype, device="meta")
     table, ints = (torch.empty(*shape, dtype=torch.int32, device="meta") for shape in ((2, LONG // 16), (3,)))
     if phase == "decode":
         rows = DecodeRows.build(2, table, ints, LONG, (num_heads, head_dim))
@@ -163,29 +175,37 @@ class Variant:
     tile: configs.Tile
     heads: tuple[int, int, int]
     dtype: torch.dtype
+    kept: torch.dtype  # keys and values
     options: tuple[tuple[str, float], ...] = ()
 
 
 def variants() -> list[Variant]:
-    """Every row of both tables, plain, and those for 16 bits with a window, with a soft cap and for the other sizes of
-    heads that they serve."""
+    """Every row of the tables, plain, and those for 16 bits and for 8 with a window, with a soft cap and for the other
+    sizes of heads that they serve."""
     found = []
-    for table, dtype in ((configs.TABLE, torch.bfloat16), (configs.WIDE_TABLE, torch.float32)):
+    for table, dtype, kept in (
+        (configs.TABLE, torch.bfloat16, torch.bfloat16),
+        (configs.FLOAT8_TABLE, torch.bfloat16, FLOAT8),
+        (configs.WIDE_TABLE, torch.float32, torch.float32),
+    ):
         for (sm, head_dim, group, phase), tile in table.items():
             heads = (2 * min(group, 4), 2, head_dim) if group <= 16 or phase == "prefill" else (group, 1, head_dim)
             name = f"sm_{sm} {phase} {head_dim} group {group} {str(dtype).removeprefix('torch.')}"
-            found.append(Variant(name, sm, phase, tile, heads, dtype))
+            name += " over float8" if kept == FLOAT8 else ""
+            found.append(Variant(name, sm, phase, tile, heads, dtype, kept))
             if dtype == torch.float32:
                 continue
             for option, value in (("window", 4096), ("softcap", 50.0)):
-                found.append(Variant(f"{name} {option}", sm, phase, tile, heads, dtype, ((option, value),)))
+                found.append(Variant(f"{name} {option}", sm, phase, tile, heads, dtype, kept, ((option, value),)))
             for smaller in {64: [32], 128: [80, 96], 256: [192]}[head_dim]:
-                other = Variant(f"{name} of {smaller}", sm, phase, tile, (*heads[:2], smaller), torch.float16)
-                found.append(other)
+                half = kept if kept == FLOAT8 else torch.float16
+                found.append(
+                    Variant(f"{name} of {smaller}", sm, phase, tile, (*heads[:2], smaller), torch.float16, half)
+                )
     return found
 
 
-def small_launches() -> list[Launch]:
+def small_launches() -> list[tuple[str, Launch]]:
     """One of each kernel that is not in the table: the merge of splits, and what is computed token by token."""
     _, merge = attention_launches("decode", configs.Tile(16, 64, 4, 3), (32, 8, 128), torch.bfloat16)
     x, pool = torch.empty(4, 4096, dtype=torch.bfloat16, device="meta"), torch.empty(64, 16, 8, 128, device="meta")
@@ -195,7 +215,16 @@ def small_launches() -> list[Launch]:
         elementwise.rms_norm(x, x[0], 1e-5, x)
         elementwise.rope_write_kv(qkv, pool.float()[0, :, 0], ints, ints, pool.to(x.dtype), pool.to(x.dtype))
         elementwise.silu_mul(x)
-    return [merge, *launches]
+    return [(launch.kernel.__name__, launch) for launch in (merge, *launches)]
+
+
+def float8_write() -> Launch:
+    """The write of keys and values into pools of 8-bit floats."""
+    qkv, ints = torch.empty(4, 48 * 128, dtype=torch.bfloat16, device="meta"), torch.empty(4, dtype=torch.int32)
+    pool, angles = torch.empty(64, 16, 8, 128, dtype=FLOAT8, device="meta"), torch.empty(64, 128)
+    with recorded(elementwise, "rope_write_kv_kernel") as launches:
+        elementwise.rope_write_kv(qkv, angles, ints, ints, pool, pool)
+    return launches[0]
 
 
 def linear_launch(tile: configs.LinearTile, dtype: torch.dtype) -> Launch:
@@ -206,19 +235,21 @@ def linear_launch(tile: configs.LinearTile, dtype: torch.dtype) -> Launch:
 
 
 def compile_small(sm: int) -> list[Code]:
-    """Those of `small_launches`, and linears."""
+    """Those of `small_launches`, linears, and what 9.0 has and 8.0 has not."""
     linears = [
         (f"sm_{sm} linear {str(dtype).removeprefix('torch.')}", linear_launch(tile, dtype))
         for (at, size), tile in configs.LINEAR_TABLE.items()
         for dtype in ([torch.bfloat16] if size == 2 else [torch.float32])
         if at == sm
     ]
-    named = [(f"sm_{sm} {launch.kernel.__name__}", launch) for launch in small_launches()]
-    return [compiled(name, launch, sm) for name, launch in named + linears]
+    named = small_launches() + ([("float8 rope_write_kv_kernel", float8_write())] if sm == 90 else [])
+    small = [(f"sm_{sm} {name}", launch) for name, launch in named]
+    return [compiled(name, launch, sm) for name, launch in small + linears]
 
 
 def compile_variant(variant: Variant) -> Code:
-    launch, *_ = attention_launches(variant.phase, variant.tile, variant.heads, variant.dtype, **dict(variant.options))
+    types = variant.dtype, variant.kept
+    launch, *_ = attention_launches(variant.phase, variant.tile, variant.heads, *types, **dict(variant.options))
     return compiled(variant.name, launch, variant.sm)
 
 
@@ -237,7 +268,8 @@ def main() -> None:
         codes = list(pool.map(compile_variant, chosen)) + [code for done in small for code in done.result()]
     if options.write:
         kept = json.loads(SNAPSHOT.read_text()) if SNAPSHOT.exists() else {}
-        kept.setdefault(triton.__version__, {}).update({code.name: code.registers for code in codes})
+        found = {code.name: code.registers for code in codes if not code.name.endswith("_kernel")}  # those of a tile
+        kept.setdefault(triton.__version__, {}).update(found)
         SNAPSHOT.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
     json.dump([asdict(code) for code in codes], sys.stdout)
 

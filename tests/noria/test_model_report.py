@@ -26,7 +26,7 @@ def test_a_model_is_inspected(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     shown = printed(inspect_table(str(folder), "1MiB"), capsys)
     assert "LlamaForCausalLM" in shown and "fused: all layers in one call" in shown and "2,048 tokens" in shown
     # Two layers of two KV heads of 16 channels, keys and values, two bytes each.
-    assert "256 bytes fp16, 512 bytes fp32" in shown
+    assert "128 bytes fp8, 256 bytes fp16, 512 bytes fp32" in shown
     stored = 4 * (97 * 64 * 2 + 64 + 2 * (2 * 64 + 64 * 16 * 12 + 3 * 64 * 128))
     assert f"at most {(2**20 - stored) // 256:,} tokens of KV" in shown
     with pytest.raises(ValueError, match="is no size"):
