@@ -253,7 +253,7 @@ class RunningGateway:
         self._listener.close()
 
 
-def eventually(condition, seconds: float = 10.0) -> None:  # type: ignore[no-untyped-def]
+def eventually(condition, seconds: float = 30.0) -> None:  # type: ignore[no-untyped-def]
     """Wait until `condition()` holds."""
     until = time.monotonic() + seconds
     while not condition():
@@ -378,7 +378,7 @@ class Launch:
         self._parts.append(running)
         return running
 
-    def eventually(self, condition, seconds: float = 10.0) -> None:  # type: ignore[no-untyped-def]
+    def eventually(self, condition, seconds: float = 30.0) -> None:  # type: ignore[no-untyped-def]
         eventually(condition, seconds)
 
     def stop(self) -> None:
