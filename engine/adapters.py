@@ -175,12 +175,14 @@ class AdapterWatch:
 
 
 def refusal(coming: Future[str]) -> str | None:
-    """Why the adapter cannot be had; None: it is there. For futures that are done."""
+    """What to tell a client whose adapter cannot be had; None: it is there. For futures that are done. What is wrong
+    with its files is for whoever runs the place: the log has it."""
     try:
         coming.result()
     except ModelError as error:
-        return f"the adapter cannot be loaded: {error}"
-    except Exception as error:
-        log.exception("an adapter could not be loaded")
-        return f"the adapter cannot be loaded: {type(error).__name__}"
-    return None
+        log.error("a request's adapter cannot be loaded", error=str(error))
+    except Exception:
+        log.exception("a request's adapter could not be loaded")
+    else:
+        return None
+    return "this model's adapter cannot be loaded at the moment; the engine's log says why"

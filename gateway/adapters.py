@@ -40,6 +40,7 @@ class AdapterOffice:
         if not await self._lists.stage(pool, entry):
             raise WrongState(f"The adapter '{name}' is being loaded already.")
         try:
+            await self._check_number(pool)
             digest = await self._digest(pool, entry)
             ready = msgspec.structs.replace(entry, ref=AdapterRef(name, path, digest))
             await self._lists.confirm(pool, ready)
@@ -85,7 +86,7 @@ class AdapterOffice:
             check_name(name)
         except ValueError as error:
             raise InvalidRequest(f"Invalid 'lora_name': {error}.", param="lora_name") from None
-        if not path.startswith("/"):
+        if not path.startswith("/") or "\0" in path:
             raise InvalidRequest("Invalid 'lora_path': give a whole path, as engines see it.", param="lora_path")
         if not status.card.takes_adapters:
             message = f"The model '{status.card.id}' takes no adapters: they need layers of our own, on one rank."
@@ -94,7 +95,11 @@ class AdapterOffice:
         if taken is not None and not (in_place and name in status.adapters and taken.card.base == status.card.id):
             what = "an adapter that is loaded already" if taken.card.adapter else "a model"
             raise InvalidRequest(f"Invalid 'lora_name': '{name}' is the name of {what}.", param="lora_name")
-        if len(status.adapters) >= MAX_ADAPTERS and name not in status.adapters:
+
+    async def _check_number(self, pool: str) -> None:
+        """With those that are being loaded, the new one among them: of several at once each sees the others."""
+        names = {name.removeprefix(staged("")) for name in await self._lists.listed(pool)}
+        if len(names) > MAX_ADAPTERS:
             raise InvalidRequest(f"A model has {MAX_ADAPTERS} adapters at most: unload one first.", param="lora_name")
 
     async def _digest(self, pool: str, entry: ListedAdapter) -> str:

@@ -101,6 +101,9 @@ async def administrate(request: Request) -> Administrator:
     if tenancy is None:
         raise NotFound("There is no admin API here: it needs a key pepper (NORIA_KEY_PEPPER).", code="admin_api_off")
     key = key_in(request.headers)
+    if request.app.state.keys.tenant(key) is not None:
+        message = "This needs an admin API key, and this is one of the server's settings: see noria keys bootstrap."
+        raise Forbidden(message, code="insufficient_permissions")
     holder = await tenancy.resolver.resolve(key)
     if not isinstance(holder, Administrator):
         raise Forbidden("This needs an admin API key.", code="insufficient_permissions")

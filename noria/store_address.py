@@ -65,7 +65,8 @@ def key_pepper(state_dir: Path | None) -> str:
         kept = ""
     if len(kept) < MIN_PEPPER:
         message = "no key pepper: set NORIA_KEY_PEPPER, or NORIA_KEY_PEPPER_FILE to a file that holds it"
-        raise CannotShow(f"{message}, or start noria serve once, which keeps one in {path}", EXIT_CONFIGURATION)
+        where = f"or start noria serve once, which keeps one in {path} (--state-dir names another folder)"
+        raise CannotShow(f"{message}, {where}", EXIT_CONFIGURATION)
     return kept
 
 

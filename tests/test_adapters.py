@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -182,7 +183,9 @@ def test_another_adapter_may_take_the_place_of_one(place: Place, folder: Path, t
         ({"lora_name": "tiny"}, "lora_name", "name of a model"),
         ({"lora_name": "a"}, "lora_name", "loaded already"),
         ({"lora_name": "x,y"}, "lora_name", "no comma"),
+        ({"lora_name": "*"}, "lora_name", "is not *"),
         ({"lora_path": "relative"}, "lora_path", "whole path"),
+        ({"lora_path": "/a\0b"}, "lora_path", "whole path"),
         ({"lora_path": "/nowhere"}, "lora_path", "/nowhere/adapter_config.json"),
         ({"base_model_name": "other"}, "base_model_name", "not served"),
         ({"lora_rank": 8}, "lora_rank", "lora_rank"),
@@ -197,6 +200,25 @@ def test_what_cannot_be_loaded_is_refused(
     error = found.json()["error"]
     assert error["param"] == param and message in error["message"]
     assert place.ask("n").status_code == 404
+
+
+def test_several_at_once_do_not_pass_the_limit(place: Place, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["p", "q", "r", "s"]  # with room for one: the model is listed too
+    monkeypatch.setattr("noria.gateway.adapters.MAX_ADAPTERS", len(place.listed()))
+    with ThreadPoolExecutor(len(names)) as pool:
+        answers = list(pool.map(lambda name: place.load(name, folder / "c"), names))
+    loaded = [name for name, answer in zip(names, answers, strict=True) if answer.status_code == 200]
+    assert len(loaded) <= 1 and all("at most" in answer.text for answer in answers if answer.status_code != 200)
+    for name in loaded:
+        assert place.unload(name).status_code == 200
+    assert place.load("p", folder / "c").status_code == 200
+    assert place.load("q", folder / "c").json()["error"]["param"] == "lora_name"
+    assert place.unload("p").status_code == 200
+
+
+def test_numbers_of_adapters_are_refused(place: Place) -> None:
+    found = place.client.post("/v1/unload_lora_adapter", json={"lora_name": "a", "lora_int_id": 1})
+    assert found.status_code == 400 and found.json()["error"]["param"] == "lora_int_id"
 
 
 def test_only_who_runs_the_place_loads_adapters(place: Place, folder: Path) -> None:

@@ -6,7 +6,6 @@ Knows the adapter's file and the model's names of linears; not who uses the adap
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -25,6 +24,7 @@ from noria.engine.models.errors import ModelError
 from noria.engine.models.hf_places import hf_place
 from noria.engine.models.lora_config import CONFIG_FILE, LoraConfig, read_config
 from noria.engine.models.places import Place as FilePlace
+from noria.engine.models.safetensors_checkpoint import check_regular
 from noria.engine.models.spec import ModelSpec, tensor_shapes
 from noria.kernels.low_rank import LowRank, Place
 from noria.kernels.ops import Ops
@@ -76,9 +76,18 @@ def describe(folder: Path) -> tuple[LoraConfig, int, int]:
     """What an adapter's files say without its model: settings, matrices, numbers in them. Raises ModelError."""
     config = read_config(folder)
     digest_of(folder)  # tells what cannot be read
-    file = _opened(folder / WEIGHTS_FILE)
-    shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118 - no mapping
-    return config, len(shapes), sum(math.prod(shape) for shape in shapes)
+    path = folder / WEIGHTS_FILE
+    file, sizes = _opened(path), []
+    for name in file.keys():  # noqa: SIM118 - no mapping
+        tensor = file.get_tensor(name)
+        _check_finite(path, name, tensor)
+        sizes.append(tensor.numel())
+    return config, len(sizes), sum(sizes)
+
+
+def _check_finite(path: Path, name: str, tensor: Tensor) -> None:
+    if not bool(tensor.isfinite().all()):
+        raise ModelError(f"{path}: tensor {name} holds NaN or infinity")
 
 
 def digest_of(folder: Path) -> str:
@@ -86,6 +95,7 @@ def digest_of(folder: Path) -> str:
     digest = hashlib.sha256()
     for name in (CONFIG_FILE, WEIGHTS_FILE):
         try:
+            check_regular(folder / name)
             with (folder / name).open("rb") as file:
                 digest.update(hashlib.file_digest(file, "sha256").digest())
         except OSError as error:
@@ -168,7 +178,10 @@ class _AdapterFile:
             raise ModelError(f"{self._path}: tensor {present[0]}: target_modules do not name it")
         rank = self._config.rank(module)
         down, up = self._read(names[0], (rank, columns)), self._read(names[1], (outputs, rank))
-        return down, up.mul_(self._config.scale(module))
+        up.mul_(self._config.scale(module))
+        if not bool(up.isfinite().all()):
+            raise ModelError(f"{self._path}: tensor {names[1]} times its scale is beyond float32")
+        return down, up
 
     def _ordered(self, name: str, up: Tensor) -> Tensor:
         """Rows of queries and keys in the order in which the decoder keeps a head's channels."""
@@ -195,8 +208,7 @@ class _AdapterFile:
         if not found.is_floating_point():
             raise ModelError(f"{self._path}: tensor {name} holds {found.dtype}: not supported")
         values = found.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
-        if not bool(values.isfinite().all()):
-            raise ModelError(f"{self._path}: tensor {name} holds NaN or infinity")
+        _check_finite(self._path, name, values)
         return values
 
     def _why_not(self, name: str) -> str:

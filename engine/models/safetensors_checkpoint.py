@@ -30,9 +30,16 @@ _PREFIXES = ("transformer.",)
 """What a model saved without its head may lack in front of its names."""
 
 
+def check_regular(path: Path) -> None:
+    """Raises ModelError for what is there and no file: to open a pipe, or to read a device, may never end."""
+    if path.exists() and not path.is_file():
+        raise ModelError(f"{path}: cannot be read: not a regular file")
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; an empty one when there is no such file. ModelError when it is broken."""
     try:
+        check_regular(path)
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}

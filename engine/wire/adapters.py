@@ -57,8 +57,9 @@ def is_staged(name: str) -> bool:
 
 def check_name(name: str) -> str:
     """The name, where it can be one of a model. Raises ValueError."""
-    if not 0 < len(name) <= 128 or not name.isprintable() or name != name.strip() or "," in name:
-        raise ValueError("a name has 1 to 128 printable characters, no comma among them and no space around them")
+    if not 0 < len(name) <= 128 or not name.isprintable() or name != name.strip() or "," in name or name == "*":
+        what = "a name has 1 to 128 printable characters, no comma among them and no space around them, and is not *"
+        raise ValueError(what)
     return name
 
 

@@ -21,8 +21,7 @@ class LoadAdapterRequest(RequestBody):
 
 
 class UnloadAdapterRequest(RequestBody):
-    """`lora_int_id` is vLLM's and is not looked at: names are enough here."""
+    """vLLM's `lora_int_id` is refused: there are no such numbers here."""
 
     lora_name: str = Field(min_length=1, max_length=128)
-    lora_int_id: int | None = None
     base_model_name: str | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from torch import Tensor
 from noria.engine.models.decoder import Decoder
 from noria.engine.models.errors import ModelError
 from noria.engine.models.gguf_checkpoint import GGUFCheckpoint
-from noria.engine.models.lora import Adapter, load_adapter
+from noria.engine.models.lora import Adapter, describe, load_adapter
 from noria.engine.models.safetensors_checkpoint import SafetensorsCheckpoint
 from noria.kernels.layout import RaggedLayout
 from noria.kernels.low_rank import AdaptedRows
@@ -150,6 +151,7 @@ MODEL = "base_model.model."
         ({"r": 0}, {}, "at least 1"),
         ({"r": "four"}, {}, "Expected `int`"),
         ({"lora_alpha": float("nan")}, {}, "finite"),
+        ({"lora_alpha": 1e300}, {}, "beyond float32"),
         ({"target_modules": "("}, {}, "no regular expression"),
         ({"target_modules": r"([a-z.]|\w|.)*\d\d"}, {}, "too long to match"),
         ({"r": 8}, {}, "has shape [4, 64], this model needs [8, 64]"),
@@ -194,3 +196,15 @@ def test_a_folder_that_lacks_a_file_or_has_a_broken_one_is_refused(good: tuple[P
     assert "broken or truncated" in refusal()
     save_file({}, tmp_path / "adapter_model.safetensors")
     assert "is missing" in refusal()
+    for name in ("adapter_model.safetensors", "adapter_config.json"):  # to open a pipe would take for ever
+        (tmp_path / name).unlink()
+        os.mkfifo(tmp_path / name)
+        assert f"{name}: cannot be read: not a regular file" in refusal()
+
+
+def test_inspection_finds_numbers_that_are_none(good: tuple[Path, Decoder], tmp_path: Path) -> None:
+    nan = changed(good[0], tmp_path / "nan", {}, {f"{AT}.lora_A.weight": torch.full((4, 64), torch.nan)})
+    with pytest.raises(ModelError, match="NaN or infinity"):
+        describe(nan)
+    _, number, size = describe(good[0])
+    assert number == len(load_file(good[0] / "adapter_model.safetensors")) and size > 0

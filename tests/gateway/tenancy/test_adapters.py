@@ -35,6 +35,9 @@ def test_a_key_for_the_model_alone_is_none_for_its_adapter(tenants: Tenants, ada
             assert {model["id"] for model in client.get("/v1/models").json()["data"]} & {"tiny", "sql"} == {allowed}
             body = {"lora_name": "n", "lora_path": "/n"}
             assert client.post("/v1/load_lora_adapter", json=body).status_code == 403
+    with tenants.client("sk-static") as client:  # a key of the settings is right, but no admin key
+        refused = client.post("/v1/load_lora_adapter", json=body)
+        assert refused.status_code == 403 and "noria keys bootstrap" in refused.json()["error"]["message"]
 
 
 def test_limits_prices_and_usage_go_by_the_adapter(tenants: Tenants, adapter: str, store_url: str) -> None:
