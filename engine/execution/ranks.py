@@ -49,7 +49,7 @@ class StepFailed(Exception):
 
 class RankExecutor:
     """See `executor.Executor`. `lines` are the control channels by rank, `processes` the ranks that were started here;
-    one that says nothing for `lease_seconds` is lost."""
+    one that says nothing for three quarters of `lease_seconds` is lost."""
 
     def __init__(
         self,
@@ -63,6 +63,7 @@ class RankExecutor:
         self._parallel = parallel
         self._processes = processes
         self._lease = lease_seconds
+        self._patience = lease_seconds * (PINGS_PER_LEASE - 1) / PINGS_PER_LEASE  # over before the lease is
         self._stage: Stage | None = None
         self._masks: OutgoingMasks | None = None
         if parallel.sampling_rank:
@@ -193,8 +194,8 @@ class RankExecutor:
 
     def _look(self, now: float) -> None:
         for rank, heard in self._heard.items():
-            if now - heard > self._lease:
-                self._lose(RankLost(f"{self._who(rank)} has said nothing for {self._lease:g} s"))
+            if now - heard > self._patience:
+                self._lose(RankLost(f"{self._who(rank)} has said nothing for {self._patience:g} s"))
         if self._broken is not None and now - self._broken[0] > BROKEN_SECONDS:
             self._lose(RankLost(f"the data channel broke: {self._broken[1]}"))
 
