@@ -7,6 +7,7 @@ command may work later; 2 it cannot work as asked (an option, the model, the mem
 from __future__ import annotations
 
 import inspect
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, NoReturn
@@ -16,6 +17,9 @@ import typer
 from noria.commands import COMMANDS, GROUPS, fail
 from noria.supervisor import EXIT_CONFIGURATION
 from noria.version import __version__
+
+WIDE = 140
+"""Columns from which settings stand in a table, which would cut the names of their variables where there are fewer."""
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -52,11 +56,15 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _app(arguments: Sequence[str]) -> typer.Typer:
+    named = next((word for word in arguments if not word.startswith("-")), "")
+    columns = shutil.get_terminal_size().columns
+    has_settings = any(find is not None and command.__name__ == named for command, find in COMMANDS.items())
     app = typer.Typer(
         help="OpenAI-compatible serving with iteration-level scheduling.",
         add_completion=False,
         pretty_exceptions_enable=False,  # its tracebacks print local variables, and those hold keys
-        context_settings={"help_option_names": ["-h", "--help"]},
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": columns},
+        rich_markup_mode=None if has_settings and columns < WIDE else "rich",
     )
 
     @app.callback(invoke_without_command=True)
@@ -66,7 +74,6 @@ def _app(arguments: Sequence[str]) -> typer.Typer:
             raise typer.Exit
 
     # Options are made for the named command alone: reading the settings classes takes longer than all the rest.
-    named = next((word for word in arguments if not word.startswith("-")), "")
     for command, find_parameters in COMMANDS.items():
         if find_parameters is not None and command.__name__ == named:
             app.command()(_with_parameters(command, find_parameters()))

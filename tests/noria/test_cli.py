@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -66,6 +67,13 @@ def test_help_of_serve_lists_what_can_be_set() -> None:
     for option in wanted.split():
         assert f"--{option} " in done.stdout
     assert "progress-fd" not in done.stdout
+
+
+@pytest.mark.parametrize("columns", ["80", "140"])
+def test_help_cuts_no_name(columns: str) -> None:
+    done = noria("serve", "--help", COLUMNS=columns)
+    assert done.returncode == 0 and "…" not in done.stdout
+    assert {"NORIA_GATEWAY_LIMITS_FAIL", "NORIA_ENGINE_MAX_BATCH_TOKENS"} <= set(re.findall(r"\w+", done.stdout))
 
 
 @pytest.mark.parametrize(
