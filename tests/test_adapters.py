@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,6 +78,10 @@ class Place:
         assert found.status_code == 200, found.text
         return str(found.json()["choices"][0]["text"])
 
+    def texts_at_once(self, names: Sequence[str]) -> list[str]:
+        with ThreadPoolExecutor(len(names)) as pool:
+            return list(pool.map(self.text, names))
+
     def load(self, name: str, path: Path | str, **fields: Any) -> httpx.Response:
         return self.client.post("/v1/load_lora_adapter", json={"lora_name": name, "lora_path": str(path), **fields})
 
@@ -131,15 +135,7 @@ def test_models_and_their_adapters_are_served_beside_each_other(place: Place, te
     found = place.listed()
     assert found["a"]["parent"] == "tiny" and found["a"]["root"] == "a" and found["tiny"]["parent"] is None
     names = ["tiny", "a", "b"] * 4
-    answers: dict[int, str] = {}
-    threads = [
-        threading.Thread(target=lambda i=i, n=n: answers.update({i: place.text(n)})) for i, n in enumerate(names)
-    ]  # type: ignore[misc]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [answers[i] for i in range(len(names))] == [texts[name] for name in names]
+    assert place.texts_at_once(names) == [texts[name] for name in names]
     again = place.ask("a")
     assert again.json()["choices"][0]["text"] == texts["a"] and again.json()["model"] == "a"
     assert again.json()["usage"]["prompt_tokens_details"]["cached_tokens"] >= 16
@@ -240,15 +236,7 @@ def test_an_engine_that_comes_later_has_what_was_loaded(place: Place, folder: Pa
     try:
         eventually(lambda: place.client.get("/metrics").text.count("noria_engine_adapters{") == 2, 30)
         names = ["c", "a", "b", "tiny"] * 6
-        answers: dict[int, str] = {}
-        threads = [
-            threading.Thread(target=lambda i=i, n=n: answers.update({i: place.text(n)})) for i, n in enumerate(names)
-        ]  # type: ignore[misc]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert [answers[i] for i in range(len(names))] == [texts[name] for name in names]
+        assert place.texts_at_once(names) == [texts[name] for name in names]
     finally:
         second.stop()
     assert place.unload("c").status_code == 200
