@@ -119,10 +119,8 @@ class ModelRunner:
         """For rows that asked: an entry for each of their `prompt_targets`."""
         entries: list[list[TokenLogprob] | None] = [None if row.prompt_targets is None else [] for row in step.rows]
         for place, places, targets in _prompt_slices(step, batch):
-            table, alternatives = (
-                logprobs(self._model.logits(hidden[places]).to("cpu")),
-                step.rows[place].prompt_alternatives,
-            )
+            table = logprobs(self._model.logits(hidden[places]).to("cpu"))
+            alternatives = step.rows[place].prompt_alternatives
             found = [token_logprob(row, token, alternatives) for row, token in zip(table, targets, strict=True)]
             entries[place] = [*(entries[place] or ()), *found]
         return entries
